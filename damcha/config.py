@@ -1,0 +1,325 @@
+"""Every setting of a run, and all checking of settings.
+
+RunConfig
+├── task       what is trained: one of TASKS
+├── data       DataConfig    which data, cut how
+├── model      ModelConfig   the transformer stack …
+│   └── metric MetricConfig  … and its cross-head metric (DAMCHA only)
+└── train      TrainConfig   budget, optimiser, snapshots
+
+A configuration is frozen and complete: it is saved as ``config.json`` in the run's folder and
+rebuilds the model. Field names are unique over the whole tree, so that ``--set field=value``
+needs no path. Sizes are bounded here, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from damcha.errors import ConfigError
+
+Task = Literal[
+    "image_autoregression", "image_reconstruction", "language_modelling", "image_classification"
+]
+TASKS: tuple[str, ...] = get_args(Task)
+DatasetName = Literal["fashion_mnist", "cifar10", "cifar100", "objects10", "image_folder", "text"]
+
+MAX_PARAMETERS = 2_000_000_000
+"""The largest number of weights a configuration may ask for (8 GB in float32)."""
+
+Width = Annotated[int, Field(ge=1, le=16384)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigError(_sentence(error)) from None
+
+
+class MetricConfig(_Config):
+    """The cross-head metric M of DAMCHA (design.md §2-4)."""
+
+    generator: Literal["mlp", "static"] = "mlp"
+    """``mlp``: M = f_θ(context). ``static``: M is a learned constant ("w/o f(x)")."""
+    hidden_dims: Annotated[tuple[Width, ...], Field(max_length=64)] = (256,)
+    """Widths of the hidden layers of f_θ; an output layer follows. () is one affine map."""
+    generator_dropout: Probability = 0.0
+    sharing: Literal["stack", "parameters", "none"] = "stack"
+    """``stack``: one metric for all layers. ``parameters``: one generator, run on each layer's
+    input. ``none``: one generator per layer."""
+    context: Literal["full", "causal"] = "full"
+    """What f_θ sees: the mean over all tokens, or the mean over the prefix."""
+    context_stride: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """With a causal context, the metric is refreshed every so many queries."""
+    aggregation: Literal["rowsum", "bilinear"] = "rowsum"
+    """``rowsum``: S_a = X_a (Σ_b M_ab) X_aᵀ. ``bilinear``: S_a = Σ_b X_a M_ab X_bᵀ."""
+    constraint: Literal["free", "symmetric", "psd", "low_rank"] = "free"
+    rank: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Rank r of ``psd`` (A Aᵀ/√r + εI) and ``low_rank`` (U Vᵀ/√r)."""
+    psd_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    off_diagonal: Literal["direct", "linear_combination", "separate"] = "direct"
+    """Where the blocks M_ab, a ≠ b, come from: the generator; a learned combination
+    Σ_k α_abk M_kk of its diagonal blocks; a free parameter B."""
+    layer_bias_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Rank of a bias (U·s_ℓ) Vᵀ added to the metric in layer ℓ; 0 for none."""
+    diagonal_scale: Annotated[float, Field(ge=-1e3, le=1e3)] = 1.0
+    off_diagonal_scale: Annotated[float, Field(ge=-1e3, le=1e3)] = 1.0
+    metric_init: Literal["identity", "random"] = "identity"
+    """``identity``: training starts at M ≈ I plus a small input-dependent part.
+    ``random``: PyTorch's default initialisation of the last layer, as the authors do."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.constraint in ("psd", "low_rank"):
+            if self.rank is None:
+                raise ValueError(f"rank: constraint='{self.constraint}' needs a rank, e.g. rank=8")
+            if self.off_diagonal != "direct":
+                raise ValueError(
+                    f"off_diagonal: '{self.off_diagonal}' builds blocks from blocks and cannot be "
+                    f"combined with constraint='{self.constraint}'; use constraint='free'"
+                )
+        elif self.rank is not None:
+            raise ValueError(
+                f"rank: only constraint='psd' or 'low_rank' has a rank, not '{self.constraint}'"
+            )
+        if self.constraint == "symmetric" and self.off_diagonal != "direct":
+            raise ValueError(
+                f"off_diagonal: '{self.off_diagonal}' does not give a symmetric metric; "
+                "use off_diagonal='direct' or constraint='free'"
+            )
+        if self.generator == "static" and self.context == "causal" and self.context_stride != 1:
+            raise ValueError("context_stride: a static metric has no context; leave it at 1")
+        return self
+
+
+class ModelConfig(_Config):
+    """A transformer stack."""
+
+    attention: Literal["damcha", "mha"] = "damcha"
+    d_model: Width = 64
+    n_heads: Annotated[int, Field(ge=1, le=1024)] = 8
+    n_layers: Annotated[int, Field(ge=1, le=256)] = 4
+    d_ff: Annotated[int, Field(ge=1, le=65536)] = 128
+    dropout: Probability = 0.0
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    norm: Literal["pre", "post"] = "pre"
+    causal: bool = True
+    metric: MetricConfig = MetricConfig(context="causal")
+
+    @property
+    def d_head(self) -> int:
+        """Width e = d/h of a head."""
+        return self.d_model // self.n_heads
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.d_model % self.n_heads:
+            raise ValueError(
+                f"n_heads: d_model={self.d_model} is not divisible by n_heads={self.n_heads}; "
+                "each head takes an equal slice of the width"
+            )
+        if self.positions == "rotary" and self.d_head % 2:
+            raise ValueError(
+                f"positions: rotary positions turn pairs of channels, but d_head={self.d_head} "
+                "is odd; use an even d_model/n_heads or other positions"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"positions: sinusoidal needs an even d_model, not {self.d_model}")
+        if (
+            self.attention == "damcha"
+            and self.causal
+            and self.metric.generator == "mlp"
+            and self.metric.context == "full"
+        ):
+            raise ValueError(
+                "context: a causal model whose metric pools the whole sequence (context='full') "
+                "leaks the future into every score; use context='causal'"
+            )
+        if self.parameter_bound() > MAX_PARAMETERS:
+            raise ValueError(
+                f"d_model: this model would have about {self.parameter_bound():,} weights, "
+                f"more than the {MAX_PARAMETERS:,} that damcha accepts; "
+                "lower d_model, hidden_dims, n_layers or d_ff"
+            )
+        return self
+
+    def parameter_bound(self) -> int:
+        """A close count of the stack's weights, by formula: nothing is allocated."""
+        d, metric = self.d_model, self.metric
+        per_layer = (4 if self.attention == "mha" else 2) * d * d + 2 * d * self.d_ff
+        if self.attention == "mha":
+            return self.n_layers * per_layer
+        out = d * d if metric.rank is None else 2 * d * metric.rank
+        widths = (d, *metric.hidden_dims, out)
+        generator = (
+            d * d if metric.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
+        )
+        return self.n_layers * per_layer + generator * (
+            self.n_layers if metric.sharing == "none" else 1
+        )
+
+
+class DataConfig(_Config):
+    """Which data a run is trained on, and how an example is cut."""
+
+    dataset: DatasetName = "fashion_mnist"
+    image_size: Annotated[int, Field(ge=1, le=1024)] = 28
+    channels: Literal[1, 3] = 1
+    patch_size: Annotated[int, Field(ge=1, le=1024)] = 4
+    seq_len: Annotated[int, Field(ge=1, le=65536)] = 128
+    """Bytes a text example has; images have one token a patch."""
+    n_classes: Annotated[int, Field(ge=2, le=100_000)] = 10
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"patch_size: image_size={self.image_size} is not divisible by "
+                f"patch_size={self.patch_size}"
+            )
+        return self
+
+    @property
+    def n_patches(self) -> int:
+        """Patches of an image, row by row from the top left."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers in a patch: channels · patch_size²."""
+        return self.channels * self.patch_size**2
+
+
+class TrainConfig(_Config):
+    """Budget, optimiser and snapshots of a run."""
+
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 50
+    steps_per_epoch: Annotated[int, Field(ge=1, le=10_000_000)] = 60
+    """Optimiser steps that make an epoch (it need not be one pass over the data)."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 128
+    """Examples in a step, over all processes together."""
+    lr: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.01
+    warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 100
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Largest global gradient norm."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Half precisions are used on CUDA only."""
+    snapshots: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=100_000)] = (
+        0, 1, 12, 24, 36, 49,
+    )  # fmt: skip
+    """Epochs, counted from 0, at whose end the weights are kept. The last is always kept."""
+    snapshot_dtype: Literal["float32", "float16"] = "float16"
+    validation_examples: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
+
+
+class RunConfig(_Config):
+    """Everything that defines a run."""
+
+    format_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = "run"
+    task: Task = "image_autoregression"
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        autoregressive = self.task in ("image_autoregression", "language_modelling")
+        if autoregressive and not self.model.causal:
+            raise ValueError(
+                f"causal: task='{self.task}' predicts the next token from the past, so "
+                "causal=false would let it read the answer; use causal=true"
+            )
+        if (self.task == "language_modelling") != (self.data.dataset == "text"):
+            raise ValueError(
+                f"dataset: task='{self.task}' cannot be trained on dataset='{self.data.dataset}'"
+            )
+        return self
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens that the stack sees."""
+        return self.data.seq_len if self.task == "language_modelling" else self.data.n_patches
+
+    def to_json(self) -> str:
+        """Return the configuration as indented JSON, every field written out."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunConfig:
+        """Read a configuration strictly: a wrong or unknown field is a ConfigError naming it."""
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise ConfigError(_sentence(error)) from None
+
+    def override(self, settings: dict[str, Any]) -> RunConfig:
+        """Return a copy with fields set by name, e.g. ``{"d_model": 128, "generator": "static"}``.
+
+        Values may be strings, as they come from a shell; ``hidden_dims`` takes ``256,512`` or JSON.
+
+        Raises
+        ------
+        ConfigError
+            If a field is unknown, or a value is not allowed there.
+        """
+        tree = self.model_dump()
+        places = dict(_leaves(tree))
+        for name, value in settings.items():
+            if name not in places:
+                raise ConfigError(
+                    f"{name}: no such setting; the settings are {', '.join(sorted(places))}"
+                )
+            places[name][name] = _parse(value, places[name][name])
+        try:
+            return type(self).model_validate(tree)
+        except ValidationError as error:
+            raise ConfigError(_sentence(error)) from None
+
+
+def _leaves(tree: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every field name that is not a section, with the section that holds it."""
+    found = []
+    for name, value in tree.items():
+        found += _leaves(value) if isinstance(value, dict) else [(name, tree)]
+    return found
+
+
+def _parse(value: Any, present: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if isinstance(present, tuple):
+        text = value.strip().strip("[]()")
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return None if value.lower() in ("none", "null") else value
+
+
+def _sentence(error: ValidationError) -> str:
+    """One line for all that is wrong: field, rule, value."""
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "value_error":
+            parts.append(str(item["ctx"]["error"]))
+            continue
+        message = item["msg"][0].lower() + item["msg"][1:]
+        if item["type"] == "extra_forbidden":
+            message = "no such setting"
+        elif item["type"] == "json_invalid":
+            parts.append(f"config is not valid JSON: {message}")
+            continue
+        value = json.dumps(item.get("input"), default=str)
+        shown = "" if item["type"] == "missing" else f" (got {value[:80]})"
+        parts.append(f"{where}: {message}{shown}")
+    return "; ".join(parts)
