@@ -1,0 +1,432 @@
+"""The cross-head metric M(x) = f_θ(context(x)), and what the scores need of it (design.md §2-4).
+
+Legend: B batch, L tokens, d width, h heads, e = d/h, P positions (how often the metric is refreshed
+along the sequence), w the last hidden width of f_θ, r a rank. M is [d, d], row-major; its block
+M_ab is rows of head a (query), columns of head b (key). R_a = Σ_b M_ab.
+
+=============== ============================ ====================================================
+construction    f_θ's output                 M
+=============== ============================ ====================================================
+free            N [d, d]                     N
+symmetric       N [d, d]                     (N + Nᵀ)/2
+psd             A [d, r]                     A Aᵀ/√r + εI
+low_rank        U, V [d, r]                  U Vᵀ/√r
+linear_comb.    N_kk [h, e, e]               diagonal N_aa, off-diagonal Σ_k α_abk N_kk
+separate        N_kk [h, e, e]               diagonal N_aa, off-diagonal B_ab (free parameters)
+=============== ============================ ====================================================
+
+then blocks are scaled (``diagonal_scale``, ``off_diagonal_scale``), and in layer ℓ the low-rank
+bias (U_β diag(s_ℓ)) V_βᵀ is added. ``static`` replaces f_θ's output by a learned constant.
+
+Fused RowSum: for free and symmetric metrics, RowSum is linear in f_θ's output and so commutes with
+its last affine map: R = RowSum(W) hidden + RowSum(bias), at w·d²/h instead of w·d² and without M.
+The factored forms need only Σ_b V_b. M itself is built when somebody looks (:mod:`damcha.tap`) or
+when aggregation is bilinear.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from damcha import tap
+from damcha.config import MetricConfig
+from damcha.errors import ConfigError
+
+
+def blocks(metric: Float[Tensor, "*batch d d"], n_heads: int) -> Tensor:
+    """[…, d, d] → […, h, h, e, e], a view: block (a, b) compares query head a with key head b."""
+    e = metric.shape[-1] // n_heads
+    return metric.unflatten(-1, (n_heads, e)).unflatten(-3, (n_heads, e)).transpose(-3, -2)
+
+
+def unblocks(parts: Tensor) -> Tensor:
+    """[…, h, h, e, e] → […, d, d], the inverse of :func:`blocks`."""
+    return parts.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+
+def row_sum(metric: Float[Tensor, "*batch d d"], n_heads: int) -> Tensor:
+    """R_a = Σ_b M_ab: […, d, d] → […, h, e, e] (paper, RowSum)."""
+    e = metric.shape[-1] // n_heads
+    return metric.unflatten(-2, (n_heads, e)).unflatten(-1, (n_heads, e)).sum(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """The metric of a batch, as the attention layers use it."""
+
+    head_metrics: Float[Tensor, "batch positions heads e e"] | None
+    """R; None where only M is used (bilinear aggregation)."""
+    full: Float[Tensor, "batch positions d d"] | None
+    """M; None on the fused path."""
+    context: Float[Tensor, "batch positions d"] | None
+    stride: int
+    """Position k serves queries k·stride … (k+1)·stride-1; 0: one metric serves all queries."""
+    lag: int = 0
+    """Queries of position 0 that came before this call (cached decoding)."""
+    sees_all: bool = False
+    """Computed from the whole sequence, hence not fit for causal use."""
+
+    def queries(self, x: Float[Tensor, "batch tokens d"], n_heads: int) -> Tensor:
+        """Return X_a R_a [B, h, L, e], or X_a M_a,: [B, h, L, d] for bilinear aggregation."""
+        if self.head_metrics is not None:
+            form = self.head_metrics
+        else:
+            assert self.full is not None  # one of the two is always there
+            form = self.full.unflatten(-2, (n_heads, -1))  # [B, P, h, e, d]
+        heads = x.unflatten(-1, (n_heads, -1))  # [B, L, h, e]
+        if self.stride == 0:
+            return heads.transpose(1, 2) @ form[:, 0]
+        length = x.shape[1]
+        behind = -(self.lag + length) % self.stride
+        if self.lag or behind:
+            heads = nn.functional.pad(heads, (0, 0, 0, 0, self.lag, behind))
+        grouped = heads.unflatten(1, (-1, self.stride)).transpose(2, 3)  # [B, P, h, s, e]
+        out = (grouped @ form).transpose(2, 3).flatten(1, 2)  # [B, P·s, h, e|d]
+        return out[:, self.lag : self.lag + length].transpose(1, 2)
+
+
+@dataclass(eq=False)
+class ContextState:
+    """Running sums of a causal context and the metric in force; owned by the caller's cache."""
+
+    total: Tensor | None = None
+    count: Tensor | None = None
+    seen: int = 0
+    current: Metric | None = None
+
+
+def pooled_context(
+    x: Float[Tensor, "batch tokens d"], padding: Tensor | None
+) -> Float[Tensor, "batch 1 d"]:
+    """Mean over the real tokens; 0 where there is none."""
+    if padding is None:
+        return x.mean(1, keepdim=True)
+    real = (~padding).sum(1).clamp(min=1)
+    return x.masked_fill(padding[..., None], 0).sum(1, keepdim=True) / real[:, None, None].to(x)
+
+
+def prefix_contexts(
+    x: Float[Tensor, "batch tokens d"],
+    padding: Tensor | None,
+    stride: int,
+    state: ContextState | None = None,
+) -> Float[Tensor, "batch positions d"]:
+    """Means over the real tokens up to and including position k·stride, for every such position.
+
+    With a `state`, x continues the tokens seen before, and the state moves on.
+    """
+    sums = x if padding is None else x.masked_fill(padding[..., None], 0)
+    # Half-precision running sums lose the small terms after a few hundred tokens.
+    sums = sums.to(torch.promote_types(x.dtype, torch.float32))
+    seen = 0 if state is None else state.seen
+    first = -seen % stride
+    length = x.shape[1]
+    if padding is None:
+        steps = torch.ones(length, dtype=sums.dtype, device=x.device)[None, :, None]
+    else:
+        steps = (~padding)[..., None].to(sums.dtype)
+    if state is None and length > stride > 1:
+        # Whole groups at once: sum each group (k-1)·s+1 … k·s, then accumulate the groups.
+        last = (length - 1) // stride * stride
+        def grouped(t: Tensor) -> Tensor:
+            later = t[:, 1 : last + 1].unflatten(1, (-1, stride)).sum(2)
+            return torch.cat((t[:, :1], later), 1).cumsum(1)
+        return (grouped(sums) / grouped(steps).clamp(min=1)).to(x.dtype)
+    total, count = sums.cumsum(1), steps.cumsum(1)
+    if state is not None:
+        if state.total is not None and state.count is not None:
+            total, count = total + state.total, count + state.count
+        state.total, state.count = total[:, -1:], count[:, -1:]
+        state.seen += length
+    return (total[:, first::stride] / count[:, first::stride].clamp(min=1)).to(x.dtype)
+
+
+class CrossHeadMetric(nn.Module):
+    """f_θ with everything around it: context in, :class:`Metric` out.
+
+    Initialisation
+    --------------
+    ============================ ==================================================================
+    hidden layers                PyTorch's default for Linear
+    output weight                normal, std 0.3/√(d·w): input-dependent scores start near ±0.1
+    output bias, static constant E[M] = I: identity, or random factors with E[A Aᵀ/√r] = I
+    α, B                         normal, std 0.02
+    layer bias U_β, V_β, s       normal std 0.02; s = 1
+    ============================ ==================================================================
+
+    ``metric_init="random"`` leaves the output layer at PyTorch's default, as the authors do.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        config: MetricConfig,
+        n_layers: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if d_model % n_heads:
+            raise ConfigError(f"n_heads: d_model={d_model} is not divisible by n_heads={n_heads}")
+        self.d_model, self.n_heads, self.config = d_model, n_heads, config
+        self.d_head = d_model // n_heads
+        factory = {"device": device, "dtype": dtype}
+        rank, h, e = config.rank or 0, n_heads, self.d_head
+        if config.constraint == "psd":
+            n_out = d_model * rank
+        elif config.constraint == "low_rank":
+            n_out = 2 * d_model * rank
+        elif config.off_diagonal != "direct":
+            n_out = h * e * e
+        else:
+            n_out = d_model * d_model
+        if config.generator == "static":
+            self.constant = nn.Parameter(torch.empty(n_out, **factory))
+        else:
+            layers: list[nn.Module] = []
+            width = d_model
+            for next_width in config.hidden_dims:
+                layers += [nn.Linear(width, next_width, **factory), nn.GELU()]
+                if config.generator_dropout:
+                    layers.append(nn.Dropout(config.generator_dropout))
+                width = next_width
+            self.hidden = nn.Sequential(*layers)
+            self.output = nn.Linear(width, n_out, **factory)
+        if config.off_diagonal == "linear_combination":
+            self.alpha = nn.Parameter(torch.empty(h, h, h, **factory))
+        elif config.off_diagonal == "separate":
+            self.separate = nn.Parameter(torch.empty(h, e, d_model, **factory))
+        if config.layer_bias_rank:
+            self.bias_u = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
+            self.bias_v = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
+            self.bias_scales = nn.Parameter(
+                torch.ones(n_layers, config.layer_bias_rank, **factory)
+            )
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise by the table in the class docstring."""
+        config, d = self.config, self.d_model
+        start = self.constant if config.generator == "static" else self.output.bias
+        if config.generator == "static" or config.metric_init == "identity":
+            if config.constraint in ("psd", "low_rank"):
+                factor = torch.randn(d, config.rank or 0) * (config.rank or 1) ** -0.25
+                factors = factor if config.constraint == "psd" else torch.stack((factor, factor))
+                start.copy_(factors.flatten())
+            elif config.off_diagonal != "direct":
+                start.copy_(torch.eye(self.d_head).expand(self.n_heads, -1, -1).flatten())
+            else:
+                start.copy_(torch.eye(d).flatten())
+        if config.generator == "mlp" and config.metric_init == "identity":
+            nn.init.normal_(self.output.weight, std=0.3 / math.sqrt(d * self.output.in_features))
+        for name in ("alpha", "separate", "bias_u", "bias_v"):
+            if hasattr(self, name):
+                nn.init.normal_(getattr(self, name), std=0.02)
+
+    # ---------------------------------------------------------------- construction of M and R
+
+    def _scale(self, parts: Tensor) -> Tensor:
+        """Scale the diagonal and the off-diagonal blocks of [..., h, h, e, e]."""
+        config = self.config
+        if config.diagonal_scale == config.off_diagonal_scale == 1:
+            return parts
+        eye = torch.eye(self.n_heads, dtype=parts.dtype, device=parts.device)[..., None, None]
+        return parts * (config.off_diagonal_scale * (1 - eye) + config.diagonal_scale * eye)
+
+    def _factors(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """U and V, [..., d, r] each, with M = U Vᵀ/√r (+ εI for psd)."""
+        rank = self.config.rank or 0
+        if self.config.constraint == "psd":
+            factor = raw.unflatten(-1, (self.d_model, rank))
+            return factor, factor
+        u, v = raw.unflatten(-1, (2, self.d_model, rank)).unbind(-3)
+        return u, v
+
+    def _full(self, raw: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch d d"]:
+        """M from f_θ's output, block scales included."""
+        config, d, h, e = self.config, self.d_model, self.n_heads, self.d_head
+        if config.constraint in ("psd", "low_rank"):
+            u, v = self._factors(raw)
+            metric = u @ v.transpose(-1, -2) / math.sqrt(config.rank or 1)
+            if config.constraint == "psd":
+                metric = metric + config.psd_epsilon * torch.eye(d, dtype=raw.dtype, device=raw.device)
+        elif config.off_diagonal != "direct":
+            own = raw.unflatten(-1, (h, e, e))
+            if config.off_diagonal == "linear_combination":
+                others = torch.einsum("abk,...kij->...abij", self.alpha, own)
+            else:
+                others = self.separate.unflatten(-1, (h, e)).transpose(1, 2)  # [h, h, e, e]
+                others = others.expand(*own.shape[:-3], h, h, e, e)
+            eye = torch.eye(h, dtype=torch.bool, device=raw.device)[..., None, None]
+            metric = unblocks(torch.where(eye, own.unsqueeze(-3), others))
+        else:
+            metric = raw.unflatten(-1, (d, d))
+            if config.constraint == "symmetric":
+                metric = (metric + metric.transpose(-1, -2)) / 2
+        return unblocks(self._scale(blocks(metric, h)))
+
+    def _rows(self, raw: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch h e e"]:
+        """R from f_θ's output without forming M; linear in `raw` for free and symmetric metrics."""
+        config, h, e = self.config, self.n_heads, self.d_head
+        on, off = config.diagonal_scale, config.off_diagonal_scale
+        if config.constraint in ("psd", "low_rank"):
+            u, v = (x.unflatten(-2, (h, e)) for x in self._factors(raw))  # [..., h, e, r]
+            others = off * v.sum(-3, keepdim=True)
+            keys = others if on == off else others + (on - off) * v
+            rows = u @ keys.transpose(-1, -2) / math.sqrt(config.rank or 1)
+            if config.constraint == "psd":
+                eye = torch.eye(e, dtype=raw.dtype, device=raw.device)
+                rows = rows + on * config.psd_epsilon * eye
+            return rows
+        if config.off_diagonal != "direct":
+            own = raw.unflatten(-1, (h, e, e))
+            apart = 1 - torch.eye(h, dtype=raw.dtype, device=raw.device)  # a ≠ b
+            if config.off_diagonal == "linear_combination":
+                mix = torch.einsum("abk,ab->ak", self.alpha, apart)
+                others = torch.einsum("ak,...kij->...aij", mix, own)
+            else:
+                others = torch.einsum("aibj,ab->aij", self.separate.unflatten(-1, (h, e)), apart)
+            return on * own + off * others
+        parts = raw.unflatten(-1, (h, e, h, e))  # (a, i, b, j)
+        rows = parts.sum(-2)
+        if config.constraint == "symmetric":
+            columns = parts.sum(-4).movedim(-3, -1)  # Σ_b N_baᵀ: (j, a, i) → (a, i, j)
+            rows = (rows + columns) / 2
+        if on == off == 1:
+            return rows
+        diagonal = parts.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # N_aa [..., h, e, e]
+        if config.constraint == "symmetric":
+            diagonal = (diagonal + diagonal.transpose(-1, -2)) / 2
+        return off * rows + (on - off) * diagonal
+
+    def _raw(self, context: Tensor | None) -> Tensor:
+        if context is None:
+            return self.constant[None, None]
+        return self.output(self.hidden(context))  # type: ignore[no-any-return]
+
+    def _fused_rows(self, context: Tensor | None) -> Tensor:
+        config = self.config
+        linear = config.constraint in ("free", "symmetric") and config.off_diagonal == "direct"
+        if context is None or not linear:
+            return self._rows(self._raw(context))
+        hidden = self.hidden(context)
+        weight = self._rows(self.output.weight.T).flatten(1)  # [w, h·e·e]
+        bias = self._rows(self.output.bias).flatten()
+        shape = (self.n_heads, self.d_head, self.d_head)
+        # Under autocast the reduced weights follow the dtype that a Linear would use.
+        return torch.nn.functional.linear(hidden, weight.T, bias).unflatten(-1, shape)
+
+    # ---------------------------------------------------------------- public
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens d"],
+        padding: Tensor | None = None,
+        *,
+        causal: bool = False,
+        state: ContextState | None = None,
+        shared: bool = False,
+        layer: int = 0,
+    ) -> Metric:
+        """Compute the metric of x; `padding` is True at pads.
+
+        `shared` says that several layers will use it, each through :meth:`for_layer`; otherwise it
+        is the metric of `layer`. `state` continues a sequence (cached decoding).
+
+        Raises
+        ------
+        ConfigError
+            If the use is causal, or cached, and the context pools the whole sequence.
+        """
+        config = self.config
+        if config.generator == "static":
+            metric = Metric(None, None, None, stride=0)
+        elif config.context == "full":
+            if causal or state is not None:
+                raise ConfigError(
+                    "context: this metric pools the whole sequence (context='full'), so causal "
+                    "attention with it would see the future; use context='causal' or "
+                    "generator='static'"
+                )
+            metric = Metric(None, None, pooled_context(x, padding), stride=0, sees_all=True)
+        else:
+            stride = config.context_stride
+            lag = 0 if state is None else state.seen % stride
+            contexts = prefix_contexts(x, padding, stride, state)
+            metric = Metric(None, None, contexts, stride=stride, lag=lag)
+        old = None if state is None or not metric.lag else state.current
+        metric = self._build(metric, old)
+        if state is not None:
+            state.current = metric
+        return metric if shared and self._finishes_per_layer else self._finish(
+            metric, None if shared else layer
+        )
+
+    def for_layer(self, metric: Metric, layer: int) -> Metric:
+        """A shared metric as layer `layer` uses it: with its low-rank bias, if there is one."""
+        return self._finish(metric, layer) if self._finishes_per_layer else metric
+
+    @property
+    def _finishes_per_layer(self) -> bool:
+        return bool(self.config.layer_bias_rank) or tap.wants_per_layer(self)
+
+    def _build(self, metric: Metric, old: Metric | None) -> Metric:
+        """Fill in M or R; position 0 is taken over from `old` where its queries continue."""
+        explicit = self.config.aggregation == "bilinear" or tap.listening(self)
+        context = metric.context
+        full = rows = None
+        if context is None or context.shape[1]:
+            if explicit:
+                full = self._full(self._raw(context))
+            else:
+                rows = self._fused_rows(context)
+        if old is None:
+            return replace(metric, full=full, head_metrics=rows)
+        if explicit:
+            assert old.full is not None or old.head_metrics is not None
+            last = old.full
+            if last is None:
+                raise ConfigError(
+                    "a tap was opened in the middle of a cached sequence; open it before the "
+                    "first token, so that the metric in force is known"
+                )
+            full = last[:, -1:] if full is None else torch.cat((last[:, -1:], full), 1)
+        else:
+            assert old.head_metrics is not None
+            rows_old = old.head_metrics[:, -1:]
+            rows = rows_old if rows is None else torch.cat((rows_old, rows), 1)
+        assert old.context is not None and context is not None
+        return replace(
+            metric,
+            full=full,
+            head_metrics=rows,
+            context=torch.cat((old.context[:, -1:], context), 1),
+        )
+
+    def _finish(self, metric: Metric, layer: int | None) -> Metric:
+        """Add the layer's bias, apply edits, report to taps, and reduce to what scores need."""
+        config = self.config
+        full, rows = metric.full, metric.head_metrics
+        if config.layer_bias_rank:
+            u = self.bias_u * self.bias_scales[layer or 0]
+            if full is not None:
+                full = full + u @ self.bias_v.T
+            if rows is not None:
+                keys = self.bias_v.unflatten(0, (self.n_heads, -1)).sum(0)  # Σ_b V_b
+                rows = rows + u.unflatten(0, (self.n_heads, -1)) @ keys.T
+        if tap.listening(self):
+            assert full is not None
+            full = tap.edit_metric(self, full, layer)
+            rows = row_sum(full, self.n_heads)
+            record = tap.MetricRecord(layer, full, rows, metric.context, metric.stride)
+            tap.report_metric(self, record)
+        if config.aggregation == "bilinear":
+            rows = None
+        return replace(metric, full=full, head_metrics=rows)
