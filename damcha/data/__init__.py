@@ -1,5 +1,20 @@
 """Pictures, texts and data sets → arrays of bytes, checked, with a note of each conversion."""
 
 from damcha.data.datasets import ImageData, TextData, load_dataset
+from damcha.data.folder import FolderImages
+from damcha.data.images import ImageSource, Picture, fit_image, read_image
+from damcha.data.text import Passage, byte_label, read_text
 
-__all__ = ["ImageData", "TextData", "load_dataset"]
+__all__ = [
+    "FolderImages",
+    "ImageData",
+    "ImageSource",
+    "Passage",
+    "Picture",
+    "TextData",
+    "byte_label",
+    "fit_image",
+    "load_dataset",
+    "read_image",
+    "read_text",
+]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from damcha.config import DataConfig
 from damcha.data.archives import is_packed, read_tar, unpack
+from damcha.data.folder import FolderImages, find_images
 from damcha.errors import ConfigError, InputError
 
 Split = Literal["train", "valid", "test"]
@@ -35,8 +36,8 @@ T = TypeVar("T", bound=np.generic)
 class ImageData:
     """One part of a labelled image set."""
 
-    images: NDArray[np.uint8]
-    """[N, H, W, C], or a FolderImages, which decodes what is asked for."""
+    images: NDArray[np.uint8] | FolderImages
+    """[N, H, W, C]; a FolderImages decodes what it is indexed with."""
     labels: NDArray[np.int64]
     """[N]"""
     class_names: tuple[str, ...]
@@ -72,6 +73,8 @@ def load_dataset(config: DataConfig, root: Path | str, split: Split) -> ImageDat
         raise InputError(f"{root}: no such file or folder; {_WANTED[config.dataset]}")
     if config.dataset == "text":
         return _text(config, root, split)
+    if config.dataset == "image_folder":
+        return _image_folder(config, root, split)
     if config.dataset == "fashion_mnist":
         return _fashion_mnist(config, root, split)
     return _cifar(config, root, split)
@@ -273,6 +276,17 @@ def _frozen(array: NDArray[T]) -> NDArray[T]:
     array = np.ascontiguousarray(array)
     array.setflags(write=False)
     return array
+
+
+def _image_folder(config: DataConfig, root: Path, split: Split) -> ImageData:
+    if not root.is_dir():
+        raise InputError(f"{root}: not a folder; {_WANTED['image_folder']}")
+    paths, labels, names = find_images(root, split)
+    return ImageData(
+        FolderImages(paths, config.image_size, config.channels), _frozen(labels), names,
+        f"The pictures of the folder {root.name}, {len(names)} classes.",
+        "As stated by whoever published them.",
+    )  # fmt: skip
 
 
 # Text -------------------------------------------------------------------------------------------
