@@ -10,8 +10,9 @@ A run is a folder. Its name is the run's name; nothing in it refers to anything 
       README.md                 the model card: data, licence, command, results
       samples/                  a few inputs of the run's own domain (.png, .jpg … or .txt)
 
-Only config.json and one snapshot are needed to open a run. Whatever else lies in the folder is
-ignored and listed (`Run.strays`).
+Only config.json and one snapshot are needed to open a run. While it is being trained there is also
+resume.pt, the trainer's own state, which is no part of the format. Whatever else lies in the folder
+is ignored and listed (`Run.strays`).
 
 config.json
     One UTF-8 JSON object, the fields of `damcha.config.RunConfig` with none left out.
@@ -51,7 +52,7 @@ epoch-NNNN.safetensors
     Weights beyond ±65504 cannot be stored so, and writing refuses them. Training resumes from its
     own full-precision state, never from a snapshot.
 
-Nothing here is a pickle, and reading a run never runs code that came with it.
+Nothing in the format is a pickle, and reading a run never runs code that came with it.
 """
 
 from damcha.checkpoint.files import atomic_write

@@ -32,7 +32,7 @@ from damcha.model import TaskModel, build_model
 MAX_CONFIG_BYTES = 1_000_000
 MAX_CARD_BYTES = 1_000_000
 MAX_METRICS_BYTES = 64_000_000
-MAX_TEXT_BYTES = 20_000_000
+MAX_INPUT_BYTES = 20_000_000
 
 SNAPSHOT = re.compile(r"epoch-(\d{1,6})\.safetensors")
 SAMPLE_SUFFIXES = {
@@ -114,8 +114,8 @@ class Run:
         claimed = read_header(path, self.path).metadata.get("epoch", str(epoch))
         if claimed != str(epoch):
             raise CheckpointError(
-                f"{path.name} says that it holds epoch {claimed[:20]}, not {epoch}: it was renamed; "
-                "give it its own name back"
+                f"{path.name} says that it holds epoch {claimed[:20]!r}, not {epoch}: "
+                "it was renamed; give it its own name back"
             )
         state = clean_names(read_weights(path, self.path))
         what = f"epoch {epoch}"
@@ -198,9 +198,10 @@ class Run:
             raise InputError(
                 f"this run reads text, not a {type(source).__name__}; give a str, a Path or bytes"
             )
-        name = source.name if isinstance(source, Path) else "text"
-        content = source if isinstance(source, str) else _decode(source)
-        passage = text.read_text(content, self.config.data.seq_len)
+        if isinstance(source, Path):
+            passage = text.read_text(_read(source), self.config.data.seq_len, name=source.name)
+        else:
+            passage = text.read_text(source, self.config.data.seq_len)
         inputs = torch.from_numpy(passage.tokens.astype(np.int64))[None]
         return Example(
             inputs=inputs,
@@ -208,7 +209,7 @@ class Run:
             seen=passage.labels,
             notes=passage.notes,
             digest=_digest(inputs),
-            name=name,
+            name=passage.name,
             original=passage,
         )
 
@@ -233,6 +234,7 @@ def open_run(path: str | Path) -> Run:
     """
     path = Path(path)
     try:
+        name = path.resolve().name
         names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except FileNotFoundError:
         raise CheckpointError(f"there is no run folder '{path}'") from None
@@ -245,13 +247,13 @@ def open_run(path: str | Path) -> Run:
     try:
         config = RunConfig.from_json(read_text(path / "config.json", MAX_CONFIG_BYTES))
     except ConfigError as error:
-        raise CheckpointError(f"config.json of run '{path.name}': {error}") from None
+        raise CheckpointError(f"config.json of run '{name}': {error}") from None
 
     notes: list[str] = []
     snapshots = _snapshots(path, names, notes)
     if not snapshots:
         raise CheckpointError(
-            f"run '{path.name}' has no weights: {'; '.join(notes) or 'no epoch-NNNN.safetensors'}"
+            f"run '{name}' has no weights: {'; '.join(notes) or 'no epoch-NNNN.safetensors'}"
         )
     metrics = _metrics(path, names, notes)
     gone = sorted(
@@ -260,7 +262,7 @@ def open_run(path: str | Path) -> Run:
     )
     if gone:
         notes.append(f"the weights of epochs {', '.join(map(str, gone[:20]))} are missing")
-    known = {"config.json", "metrics.jsonl", "README.md", "samples"}
+    known = {"config.json", "metrics.jsonl", "README.md", "samples", "resume.pt"}
     known |= {file.name for file in snapshots.values()}
     return Run(
         path=path,
@@ -398,21 +400,19 @@ def _samples(path: Path, config: RunConfig, notes: list[str]) -> tuple[Path, ...
         if entry.suffix.lower() not in suffixes or entry.name.startswith("."):
             continue
         try:
-            regular_file(entry, MAX_TEXT_BYTES, path)
+            regular_file(entry, MAX_INPUT_BYTES, path)
             found.append(entry)
         except CheckpointError as error:
             notes.append(f"samples: {error}")
     return tuple(found)
 
 
-def _decode(source: Path | bytes) -> str:
-    if isinstance(source, Path):
-        try:
-            source = regular_file(source.resolve(), MAX_TEXT_BYTES).read_bytes()
-        except (CheckpointError, OSError, ValueError, RuntimeError) as error:
-            raise InputError(f"the text file cannot be read: {error}") from None
-    # Not "replace": a bad byte stays a lone surrogate, which read_text replaces and reports.
-    return source.decode("utf-8-sig", errors="surrogateescape")
+def _read(path: Path) -> bytes:
+    try:
+        # Resolved, because a user's own file may be a link to anywhere; a pipe is still refused.
+        return regular_file(path.resolve(), MAX_INPUT_BYTES).read_bytes()
+    except (CheckpointError, OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"the text file cannot be read: {error}") from None
 
 
 def _digest(inputs: Tensor) -> str:
