@@ -256,6 +256,10 @@ class RunConfig(_Config):
         """Return the configuration as indented JSON, every field written out."""
         return self.model_dump_json(indent=2) + "\n"
 
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its name, without the sections."""
+        return {name: section[name] for name, section in _leaves(self.model_dump())}
+
     @classmethod
     def from_json(cls, text: str | bytes) -> RunConfig:
         """Read a configuration strictly: a wrong or unknown field is a ConfigError naming it."""
@@ -302,7 +306,7 @@ def _parse(value: Any, present: Any) -> Any:
     if isinstance(present, tuple):
         text = value.strip().strip("[]()")
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    return None if value.lower() in ("none", "null") else value
+    return None if value == "null" else value
 
 
 def _sentence(error: ValidationError) -> str:

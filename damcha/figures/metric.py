@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 import numpy as np
 
 from damcha.errors import InputError
-from damcha.figures.spec import Array, Figure, Heatmap, Panel, Provenance, Scale, Sentence, Ticks
+from damcha.figures.spec import UNKNOWN, Array, Figure, Heatmap, Panel, Provenance, Scale, Sentence
 from damcha.figures.style import number, symmetric_scale
 from damcha.figures.words import index_ticks, origin, sentence_instead
 
@@ -43,7 +42,7 @@ def metric_figure(
     metric: Array,
     n_heads: int,
     view: MetricView = "full",
-    provenance: Provenance = Provenance(),
+    provenance: Provenance = UNKNOWN,
     *,
     reference: Array | None = None,
     limits: tuple[float, float] | None = None,
@@ -71,43 +70,53 @@ def metric_figure(
         If the arguments do not fit each other, in one sentence.
     """
     _check(metric, n_heads, view, reference, block, max_cells)
-    h, e = n_heads, len(metric) // n_heads
-    # Complaints of NumPy about NaN, infinity or overflow would only repeat the sentence below.
+    # NumPy's complaints about NaN, infinity or overflow would only repeat the sentence below.
     with np.errstate(invalid="ignore", over="ignore"):
-        values = view_values(metric, h, view, reference).astype(np.float32)
-    title, heads = TITLES[view], {}
+        values = view_values(metric, n_heads, view, reference).astype(np.float32)
+    title = TITLES[view]
     if block is not None:
         a, b = block
+        e = len(metric) // n_heads
         if view == "head_metrics":
-            values, title = values[a], f"Head metric of head {a}"
+            values, title = values[a], f"Head metric R of head {a}"
         else:
-            values, title = values[a * e : (a + 1) * e, b * e : (b + 1) * e], f"{title}, block ({a}, {b})"
-    arrays: Mapping[str, Array] = {
-        "metric": metric,
-        "view": values,
-        **({} if reference is None else {"reference": reference}),
-    }
-    caption = f"{title}{origin(provenance)}."
+            values = values[a * e : (a + 1) * e, b * e : (b + 1) * e]
+            title = f"{title}, block ({a}, {b})"
+    n_columns, k, notes = 1, 1, []
     sentence = sentence_instead(values, title)
     if sentence:
-        panels, n_columns = (Panel(Sentence(sentence), title),), 1
+        panels: tuple[Panel, ...] = (Panel(Sentence(sentence)),)
     else:
         scale = _scale(values, view, limits)
-        panels, n_columns, k = _panels(values, h, e, view, block, scale, max_cells)
+        if view == "blocks":
+            panels = (_norms(values, scale),)
+        elif block is not None:
+            panels = (_one_block(values, block, view, scale),)
+        elif view == "head_metrics":
+            panels, n_columns, k = _heads(values, scale, max_cells)
+        else:
+            panel, k = _whole(values, n_heads, scale, max_cells)
+            panels = (panel,)
         if k > 1:
-            pooled = f"{k}×{k} cells shown as one, the largest in absolute value"
-            title = f"{title} ({k}×{k} pooled)"
-            caption += f" Overview: {pooled}."
-        caption += f" {_legend(view, block)} Colours from {number(scale.limits[0])} to "
-        caption += f"{number(scale.limits[1])}."
-        if len(panels) == 1:
-            panels = (Panel(panels[0].mark, title, *_words(panels[0])),)
+            title = f"{title}, {k}×{k} cells pooled"
+            notes.append(
+                f"Overview: each cell shows, of {k}×{k}, the value that is largest in absolute "
+                "terms."
+            )
+        low, high = map(number, scale.limits)
+        notes.append(
+            f"Colours run from {low} to {high}"
+            + (", zero is neutral." if view != "blocks" else ".")
+        )
+    arrays = {"metric": metric, "view": values}
+    if reference is not None:
+        arrays["reference"] = reference
     return Figure(
-        name=f"metric-{view}" + ("" if block is None else f"-{block[0]}-{block[1]}"),
+        name=f"metric-{view}".replace("_", "-") + ("" if block is None else f"-{a}-{b}"),
         panels=panels,
         n_columns=n_columns,
-        title=title if len(panels) > 1 else "",
-        caption=caption,
+        title=title,
+        caption=" ".join([f"{title}{origin(provenance)}.", *notes]),
         provenance=provenance,
         arrays=arrays,
     )
@@ -137,73 +146,122 @@ def view_values(metric: Array, n_heads: int, view: MetricView, reference: Array 
 
 
 def pool(values: Array, part: int, max_cells: int) -> tuple[Array, int]:
-    """Shrink a square matrix to at most ``max_cells`` a side, within parts of ``part`` cells.
+    """Shrink a square matrix to about ``max_cells`` a side, within blocks of ``part`` cells.
 
     Each group of k×k cells becomes its value of largest absolute value, sign kept, with the
-    smallest k that fits; the last group of a part may be smaller. Returns (pooled, k).
+    smallest k that fits, at most one block; the last group of a block may be smaller.
+
+    Shapes: [n, n] → [m, m], m = n/part · ⌈part/k⌉. Returns (pooled, k).
     """
-    n = len(values)
+    n_parts = len(values) // part
     k = 1
-    while (n // part) * -(-part // k) > max_cells and k < part:
+    while n_parts * -(-part // k) > max_cells and k < part:
         k += 1
     if k == 1:
         return values, 1
-    starts = np.arange(0, n, part)[:, None] + np.arange(0, part, k)
+    starts = np.add.outer(np.arange(n_parts) * part, np.arange(0, part, k)).ravel()
     high, low = (
-        ufunc.reduceat(ufunc.reduceat(values, starts.ravel(), axis=0), starts.ravel(), axis=1)
-        for ufunc in (np.maximum, np.minimum)
+        extreme.reduceat(extreme.reduceat(values, starts, axis=0), starts, axis=1)
+        for extreme in (np.maximum, np.minimum)
     )
     return np.where(high >= -low, high, low), k
 
 
-def _panels(
-    values: Array,
-    h: int,
-    e: int,
-    view: MetricView,
-    block: tuple[int, int] | None,
-    scale: Scale,
-    max_cells: int,
-) -> tuple[tuple[Panel, ...], int, int]:
-    """Return the panels, their number of columns, and how many cells a side became one."""
-    if view == "head_metrics" and block is None:
-        n_columns = 1 if h == 1 else int(np.ceil(np.sqrt(h)))
-        # Few heads look best in one or two rows: 2, 3, 4 → one row of at most 4, 8 → 2 × 4.
-        n_columns = h if h <= 4 else 4 if h <= 8 else n_columns
-        panels = []
-        for a in range(h):
-            cells, k = pool(values[a], e, max(1, max_cells // n_columns))
-            rows, columns = _index_labels(e, k, f"head {a}, i "), _index_labels(e, k, "j ")
-            mark = Heatmap(cells, scale, rows, columns)
-            panels.append(Panel(mark, f"head {a}" if h > 1 else "", "j", "i", (), ()))
-        return tuple(panels), n_columns, k
-    if block is not None:
-        a, b = block
-        row, column = f"query head {a}, i ", f"key head {b}, j "
-        if view == "head_metrics":
-            row, column = f"head {a}, i ", "j "
-        mark = Heatmap(values, scale, _index_labels(e, 1, row), _index_labels(e, 1, column))
-        ticks = index_ticks(e)
-        return (Panel(mark, "", column.strip(" "), row.strip(" "), ticks, ticks),), 1, 1
+def _whole(values: Array, h: int, scale: Scale, max_cells: int) -> tuple[Panel, int]:
+    """All blocks, ruled at the heads; also how many cells a side became one."""
+    e = len(values) // h
+    cells, k = pool(values, e, max_cells)
+    n = -(-e // k)
+    middles = tuple((a * n + (n - 1) / 2, str(a)) for a in range(h))
+    lines = tuple(a * n - 0.5 for a in range(1, h)) if h <= MAX_PANELS and n > 1 else ()
+    rows = tuple(f"query head {a}, {i}" for a in range(h) for i in _spans("i", e, k))
+    columns = tuple(f"key head {b}, {j}" for b in range(h) for j in _spans("j", e, k))
+    mark = Heatmap(cells, scale, rows, columns, lines, lines)
+    return Panel(mark, "", "key head b", "query head a", middles, middles), k
+
+
+def _norms(values: Array, scale: Scale) -> Panel:
+    h = len(values)
+    ticks = tuple((float(a), str(a)) for a in range(h))
+    rows = tuple(f"query head {a}" for a in range(h))
+    columns = tuple(f"key head {b}" for b in range(h))
+    mark = Heatmap(values, scale, rows, columns, clickable=True, write_values=h <= 8)
+    return Panel(mark, "", "key head b", "query head a", ticks, ticks)
+
+
+def _one_block(values: Array, block: tuple[int, int], view: MetricView, scale: Scale) -> Panel:
+    e = len(values)
+    row, column = f"query head {block[0]}, ", f"key head {block[1]}, "
+    if view == "head_metrics":
+        row, column = f"head {block[0]}, ", ""
+    rows = tuple(row + i for i in _spans("i", e, 1))
+    columns = tuple(column + j for j in _spans("j", e, 1))
+    ticks = index_ticks(e)
+    return Panel(Heatmap(values, scale, rows, columns), "", f"{column}j", f"{row}i", ticks, ticks)
+
+
+def _heads(values: Array, scale: Scale, max_cells: int) -> tuple[tuple[Panel, ...], int, int]:
+    """One panel a head: the panels, how many in a row, cells a side that became one."""
+    h, e = values.shape[:2]
+    # One row up to 4 heads, two rows up to 8, then nearly square.
+    n_columns = min(h, 4) if h <= 8 else int(np.ceil(np.sqrt(h)))
+    panels = []
+    for a in range(h):
+        cells, k = pool(values[a], e, max(1, max_cells // n_columns))
+        rows = tuple(f"head {a}, {i}" for i in _spans("i", e, k))
+        mark = Heatmap(cells, scale, rows, _spans("j", e, k))
+        panels.append(Panel(mark, f"head {a}", x_ticks=(), y_ticks=()))
+    return tuple(panels), n_columns, k
+
+
+def _spans(name: str, e: int, k: int) -> tuple[str, ...]:
+    """Name each group of k indices below e: "i 3", or "i 4–7"."""
+    groups = ((start, min(start + k, e) - 1) for start in range(0, e, k))
+    return tuple(f"{name} {i}" if i == last else f"{name} {i}–{last}" for i, last in groups)
+
+
+def _scale(values: Array, view: MetricView, limits: tuple[float, float] | None) -> Scale:
     if view == "blocks":
-        part, inner = 1, 1
-    else:
-        part, inner = (e, e) if h <= max_cells else (len(values), e)
-    cells, k = pool(values, part if view != "blocks" or h <= max_cells else h, max_cells)
-    n = len(cells)
-    rows, columns = _block_labels(n, part, inner, k, "query"), _block_labels(n, part, inner, k, "key")
-    per_head = n / h
-    ticks = tuple(((a + 0.5) * per_head - 0.5, str(a)) for a in range(h))
-    ruled = view != "blocks" and h <= MAX_PANELS and per_head > 1
-    lines = tuple(a * per_head - 0.5 for a in range(1, h)) if ruled else ()
-    mark = Heatmap(
-        cells,
-        scale,
-        rows,
-        columns,
-        lines,
-        lines,
-        clickable=view == "blocks" and k == 1,
-        write_values=view == "blocks" and h <= 8,
-    )
-    return (Panel(mark, "", "key head b", "query head a", ticks, ticks),), 1, k
+        return Scale(limits or (0.0, float(values.max())), "sequential", "Frobenius norm")
+    if limits is not None:
+        return Scale(limits, "diverging", "value")
+    return symmetric_scale(values, label="value")
+
+
+def _check(
+    metric: Array,
+    n_heads: int,
+    view: str,
+    reference: Array | None,
+    block: tuple[int, int] | None,
+    max_cells: int,
+) -> None:
+    if view not in get_args(MetricView):
+        names = ", ".join(get_args(MetricView))
+        raise InputError(f"view: '{view}' is not a view of the metric; choose one of {names}")
+    if metric.ndim != 2 or metric.shape[0] != metric.shape[1] or metric.size == 0:
+        raise InputError(f"metric: a figure needs one square matrix [d, d], not {metric.shape}")
+    if n_heads < 1 or len(metric) % n_heads:
+        raise InputError(f"n_heads: a metric of width {len(metric)} has no {n_heads} equal heads")
+    if view == "difference" and reference is None:
+        raise InputError("reference: view 'difference' needs the metric to subtract; give one")
+    if reference is not None and reference.shape != metric.shape:
+        raise InputError(
+            f"reference: its shape {reference.shape} is not the metric's {metric.shape}; "
+            "compare metrics of one width"
+        )
+    if max_cells < 1:
+        raise InputError(f"max_cells: {max_cells} is not a number of cells; use 1 or more")
+    if block is None:
+        if view == "head_metrics" and n_heads > MAX_PANELS:
+            raise InputError(
+                f"head_metrics: {n_heads} heads are more than the {MAX_PANELS} that fit one "
+                "figure; choose one with block=(a, a)"
+            )
+        return
+    if view == "blocks":
+        raise InputError("block: view 'blocks' shows every block; choose another view to open one")
+    if not all(0 <= head < n_heads for head in block):
+        raise InputError(f"block: {block} is outside 0 to {n_heads - 1}")
+    if view == "head_metrics" and block[0] != block[1]:
+        raise InputError(f"block: a head metric belongs to one head; use ({block[0]}, {block[0]})")

@@ -6,8 +6,8 @@ Figure ── panels in a grid, page size, caption, provenance, the exact arrays
 
 Builders decide numbers, limits, order and wording here; ``screen.py`` and ``paper.py`` only
 translate, so a screen figure and its export cannot disagree. Positions on a heatmap's axes count
-cells: the centre of cell k is k, its edges are k - 0.5 and k + 0.5. Row 0 is drawn on top. All texts
-are plain Unicode: neither HTML nor LaTeX is interpreted, whatever a user's label contains.
+cells: the centre of cell k is k, its edges are k - 0.5 and k + 0.5. Row 0 is drawn on top. All
+texts are plain Unicode: neither HTML nor LaTeX is interpreted, whatever a user's label contains.
 """
 
 from __future__ import annotations
@@ -170,6 +170,10 @@ class Provenance:
     """The shell command that regenerates the figure."""
 
 
+UNKNOWN = Provenance()
+"""The provenance of numbers that come from nowhere in particular."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Figure:
     """Panels in a grid, row by row, and all that an export says about them."""
@@ -180,7 +184,7 @@ class Figure:
     n_columns: int = 1
     title: str = ""
     caption: str = ""
-    provenance: Provenance = Provenance()
+    provenance: Provenance = UNKNOWN
     arrays: Mapping[str, Array] = field(default_factory=dict)
     """Exact numbers that the sidecar carries beside the drawn ones, e.g. an unpooled metric."""
     venue: str = "icml"

@@ -1,0 +1,121 @@
+"""The model card (README.md) and the sample inputs of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from damcha.config import RunConfig
+from damcha.data.datasets import ImageData, TextData
+
+N_SAMPLES = 8
+
+WHAT = {
+    "image_autoregression": "predicts each patch of an image from the patches before it",
+    "image_reconstruction": "fills in hidden rows of patches of an image",
+    "language_modelling": "predicts each byte of a text from the bytes before it",
+    "image_classification": "says which class an image belongs to",
+}
+UNITS = {
+    "image_autoregression": "mean squared error, pixels in [-1, 1]",
+    "image_reconstruction": "mean squared error over hidden patches, pixels in [-1, 1]",
+    "language_modelling": "nats a byte",
+    "image_classification": "cross-entropy, nats",
+}
+
+
+def model_card(
+    config: RunConfig,
+    records: list[dict[str, Any]],
+    stored: dict[str, float],
+    *,
+    n_parameters: int,
+    n_valid: int,
+    source: str,
+    licence: str,
+    command: str,
+    versions: str,
+) -> str:
+    """Return the card as Markdown.
+
+    Parameters
+    ----------
+    config, records
+        The run's configuration and its metrics, one record an epoch.
+    stored
+        Validation scores of the last snapshot as it was read back from disk.
+    n_parameters, n_valid
+        Weights of the model; held-out examples behind each validation number.
+    source, licence
+        Of the data.
+    command, versions
+        What made this run.
+    """
+    model, settings, last = config.model, config.train, records[-1]
+    if model.attention == "mha":
+        mechanism = "multi-head attention"
+    else:
+        metric = model.metric
+        made = "a learned constant" if metric.generator == "static" else "f_θ of the context"
+        where = {
+            "stack": "one metric for all layers",
+            "parameters": "one generator run in each layer",
+            "none": "a generator per layer",
+        }[metric.sharing]
+        mechanism = f"DAMCHA; M is {made}, {where}, aggregation {metric.aggregation}"
+    chosen = sorted({*settings.snapshots, 0, settings.epochs - 1} & {r["epoch"] for r in records})
+    names = [k for k in last if k.startswith(("train_", "valid_"))]
+    rows = "\n".join(
+        f"| {e} | " + " | ".join(f"{records[e][k]:.4f}" for k in names) + " |" for e in chosen
+    )
+    effect = "; ".join(
+        f"{k} {last[f'valid_{k}']:.6f} in training, {v:.6f} from the file"
+        for k, v in stored.items()
+    )
+    return f"""# {config.name}
+
+A transformer that {WHAT[config.task]}.
+
+- Attention: {mechanism}.
+- Size: d_model {model.d_model}, {model.n_heads} heads, {model.n_layers} layers, d_ff {model.d_ff};
+  {n_parameters:,} weights.
+- Data: {source} Licence: {licence}
+- Budget: {settings.epochs} epochs of {settings.steps_per_epoch} steps of {settings.batch_size}
+  examples, seed {settings.seed}; {sum(r["seconds"] for r in records) / 60:.0f} minutes in all.
+- Made with: `{command or "damcha.training.train"}` ({versions}).
+
+## Results
+
+Loss is {UNITS[config.task]}. Validation: {n_valid:,} held-out examples. Epochs count from 0;
+`epoch-NNNN.safetensors` holds the weights at the end of epoch NNNN.
+
+| epoch | {" | ".join(n.replace("_", " ") for n in names)} |
+|---|{"---|" * len(names)}
+{rows}
+
+Weights are stored as {settings.snapshot_dtype}. Effect on the last epoch's validation: {effect}.
+`mean-metric.safetensors`, where present, holds the metric's mean over held-out inputs for each
+snapshot, [metrics, positions, d, d]; there is one metric where the stack shares it, else one a
+layer. One run, one seed: differences to other runs of the order of a seed's effect mean nothing.
+"""
+
+
+def write_samples(folder: Path, config: RunConfig, data: ImageData | TextData) -> None:
+    """Write a few held-out inputs of the run's own domain, as PNG or text files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(data, TextData):
+        length = config.data.seq_len
+        for i, start in enumerate(np.linspace(0, len(data.bytes) - length, N_SAMPLES)):
+            piece = data.bytes[int(start) : int(start) + length].tobytes()
+            (folder / f"text-{i}.txt").write_text(piece.decode(errors="ignore"), encoding="utf-8")
+        return
+    seen: set[int] = set()
+    for image, label in zip(data.images, data.labels, strict=True):
+        if int(label) in seen or len(seen) >= N_SAMPLES:
+            continue
+        seen.add(int(label))
+        name = "".join(c if c.isalnum() else "-" for c in data.class_names[int(label)].lower())
+        Image.fromarray(image.squeeze()).save(folder / f"{name}.png")

@@ -1,0 +1,443 @@
+"""Figures on paper, through matplotlib: PDF, SVG and PNG of exact width, identical byte for byte.
+
+The page is exactly as wide as the venue's column; its height follows from the panels. Everything
+is laid out here in inches, so nothing moves between machines. Fonts are Type 42 (conferences
+refuse Type 3), text stays text, and matrices are embedded cell by cell.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import textwrap
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, singledispatch
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure as Page
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from damcha.errors import InputError
+from damcha.figures.spec import (
+    Bars,
+    Figure,
+    Heatmap,
+    ImageGrid,
+    Lines,
+    Mark,
+    Panel,
+    Scale,
+    Scatter,
+    Sentence,
+    Series,
+    Ticks,
+    Tokens,
+    mosaic,
+    scales,
+    token_cells,
+)
+from damcha.figures.style import CYCLE, LIGHT, ink_on, number, page_width, stops, thin
+
+Format = Literal["pdf", "svg", "png"]
+FAMILIES = ("STIXGeneral", "DejaVu Sans")
+"""Times-like text, as most venues print, then rarer signs; both fonts ship in matplotlib."""
+
+RC = {
+    "font.family": [*FAMILIES, "serif"],
+    "font.serif": list(FAMILIES),
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.5,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "text.color": LIGHT.text,
+    "axes.labelcolor": LIGHT.text,
+    "axes.edgecolor": LIGHT.muted,
+    "xtick.color": LIGHT.muted,
+    "ytick.color": LIGHT.muted,
+    "xtick.labelcolor": LIGHT.text,
+    "ytick.labelcolor": LIGHT.text,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "damcha",
+    "axes.unicode_minus": True,
+}
+_LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
+
+INCH = 72.0
+LINE = 10 / INCH
+"""Height of a line of text in inches."""
+
+
+def save(figure: Figure, path: str | Path, dpi: int = 300) -> Path:
+    """Write a figure to a .pdf, .svg or .png file; the file appears whole or not at all."""
+    path = Path(path)
+    content = render(figure, _format(path.suffix.lower().lstrip(".")), dpi)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InputError(
+            f"{path.name}: cannot be written ({error.strerror}); choose a folder "
+            "that exists and can be written to"
+        ) from None
+    return path
+
+
+def render(figure: Figure, fmt: Format, dpi: int = 300) -> bytes:
+    """Return a figure as the bytes of a file; equal figures give equal bytes."""
+    fmt = _format(fmt)
+    buffer = io.BytesIO()
+    with _LOCK, matplotlib.rc_context(RC):
+        page = draw(figure)
+        page.savefig(buffer, format=fmt, dpi=dpi, metadata=_metadata(figure, fmt))
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A panel's axes in inches from the page's top left, and what lies about it."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def draw(figure: Figure) -> Page:
+    """Lay a figure out and draw it; callers hold the lock and have set ``RC``."""
+    width = page_width(figure.venue, figure.column)
+    boxes, bar_left, height = layout(figure, width)
+    page = Page(figsize=(width, height))
+    FigureCanvasAgg(page)
+    if figure.title:
+        room = int((width - 0.1) * INCH / 3.6)
+        text = "\n".join(textwrap.wrap(_plain(figure.title), room)[:2])
+        page.text(
+            0.05 / width, 1 - 0.05 / height, text, va="top", ha="left", size=8, parse_math=False
+        )
+    for panel, box in zip(figure.panels, boxes, strict=True):
+        axes = page.add_axes(_fractions(box, width, height))
+        _draw(panel.mark, axes, box)
+        _words(panel, axes, box)
+    first, last = boxes[0], boxes[-1]
+    for k, scale in enumerate(scales(figure)):
+        box = _Box(bar_left + k * BAR, first.top, 0.07, last.top + last.height - first.top)
+        _bar(scale, page.add_axes(_fractions(box, width, height)), box)
+    return page
+
+
+BAR = 0.52
+"""Inches that a colour bar takes: gap, bar, numbers, title."""
+
+
+def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
+    """Return the panels' boxes, the left edge of the first colour bar, and the page's height."""
+    panels = figure.panels
+    n_columns = min(figure.n_columns, len(panels))
+    rows = [panels[k : k + n_columns] for k in range(0, len(panels), n_columns)]
+    bars = BAR * len(scales(figure))
+    margin = [max(_left(row[c]) for row in rows if c < len(row)) for c in range(n_columns)]
+    right = bars or 0.08
+    gap = 0.06
+    free = width - sum(margin) - right - gap * (n_columns - 1)
+    panel_width = free / n_columns
+    # A single square metric would otherwise fill a two-column page from edge to edge.
+    panel_width = min(panel_width, 4.2)
+    slack = (free - n_columns * panel_width) / 2
+    top = 0.05 + LINE * 1.15 * bool(figure.title) + 0.02
+    boxes = []
+    for row in rows:
+        height = max(_height(panel.mark, panel_width) for panel in row)
+        top += LINE * 1.1 * any(panel.title for panel in row)
+        left = slack
+        for c, panel in enumerate(row):
+            left += margin[c]
+            own = _height(panel.mark, panel_width)
+            boxes.append(_Box(left, top + (height - own) / 2, panel_width, own))
+            left += panel_width + gap
+        top += height + max(_below(panel) for panel in row)
+    bar_left = slack + sum(margin) + n_columns * panel_width + gap * (n_columns - 1) + 0.07
+    return boxes, bar_left, round(top + 0.03, 3)
+
+
+@singledispatch
+def _draw(mark: Mark, axes: Axes, box: _Box) -> None:
+    raise TypeError(f"no paper renderer for {type(mark).__name__}; add one to paper.py")
+
+
+@_draw.register
+def _(mark: Heatmap, axes: Axes, box: _Box) -> None:
+    rows, columns = mark.values.shape
+    axes.set_facecolor(LIGHT.blank)
+    low, high = mark.scale.limits
+    axes.imshow(
+        np.ma.masked_invalid(mark.values),
+        cmap=_colours(mark.scale),
+        norm=Normalize(low, high),
+        interpolation="none",
+        aspect="auto",
+    )
+    rule: dict[str, Any] = {"color": LIGHT.rule, "linewidth": 0.35, "alpha": 0.7}
+    axes.hlines(mark.row_lines, -0.5, columns - 0.5, **rule)
+    axes.vlines(mark.column_lines, -0.5, rows - 0.5, **rule)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    if mark.write_values:
+        size = min(7.0, box.width / columns * INCH / 2.6)
+        for (r, c), value in np.ndenumerate(mark.values):
+            ink = ink_on(mark.scale, float(value))
+            axes.text(c, r, f"{value:.2f}", color=ink, size=size, ha="center", va="center")
+
+
+@_draw.register
+def _(mark: Tokens, axes: Axes, box: _Box) -> None:
+    values, texts = token_cells(mark)
+    names = (
+        tuple(str(k) for k in range(values.shape[0])),
+        tuple(str(k) for k in range(values.shape[1])),
+    )
+    _draw(Heatmap(values, mark.scale, *names, cell_aspect=None), axes, box)
+    axes.hlines(np.arange(1, len(values)) - 0.5, -0.5, values.shape[1] - 0.5, color="w", lw=1.5)
+    for r, row in enumerate(texts):
+        for c, text in enumerate(row):
+            ink = ink_on(mark.scale, float(values[r, c]))
+            axes.text(
+                c,
+                r,
+                _plain(text),
+                color=ink,
+                size=7,
+                ha="center",
+                va="center_baseline",
+                parse_math=False,
+            )
+
+
+@_draw.register
+def _(mark: Lines, axes: Axes, box: _Box) -> None:
+    for k, line in enumerate(mark.series):
+        axes.plot(
+            line.x,
+            line.y,
+            color=CYCLE[k % len(CYCLE)],
+            linewidth=1,
+            marker="o" if mark.markers else "",
+            markersize=2.5,
+            label=_plain(line.name),
+        )
+    if mark.log_y:
+        axes.set_yscale("log")
+    _open_frame(axes)
+    _legend(mark.series, axes)
+
+
+@_draw.register
+def _(mark: Scatter, axes: Axes, box: _Box) -> None:
+    axes.axhline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
+    axes.axvline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
+    for k, line in enumerate(mark.series):
+        axes.scatter(
+            line.x,
+            line.y,
+            s=6,
+            color=CYCLE[k % len(CYCLE)],
+            alpha=0.8,
+            linewidths=0,
+            label=_plain(line.name),
+        )
+    if mark.equal_axes:
+        axes.set_aspect("equal", adjustable="datalim")
+    _open_frame(axes)
+    _legend(mark.series, axes)
+
+
+@_draw.register
+def _(mark: Bars, axes: Axes, box: _Box) -> None:
+    places = np.arange(len(mark.labels))
+    axes.barh(places, mark.values, color=CYCLE[0], height=0.72)
+    high = float(mark.values.max()) or 1.0
+    for k, value in enumerate(mark.values):
+        axes.text(
+            value + high * 0.015, k, number(float(f"{value:.3g}")), size=7, va="center_baseline"
+        )
+    axes.set(xlim=(0, high * 1.15), ylim=(len(places) - 0.5, -0.5))
+    axes.set_yticks(places, [_plain(label) for label in mark.labels], parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    _open_frame(axes)
+
+
+@_draw.register
+def _(mark: ImageGrid, axes: Axes, box: _Box) -> None:
+    axes.imshow(mosaic(mark), interpolation="none", aspect="auto")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+@_draw.register
+def _(mark: Sentence, axes: Axes, box: _Box) -> None:
+    axes.axis("off")
+    room = max(12, int(box.width * INCH / 4.2))
+    text = "\n".join(textwrap.wrap(_plain(mark.text), room))
+    axes.text(
+        0.5,
+        0.5,
+        text,
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        color=LIGHT.muted,
+        parse_math=False,
+    )
+
+
+def _words(panel: Panel, axes: Axes, box: _Box) -> None:
+    """Write a panel's title, labels and ticks."""
+    if panel.title:
+        axes.set_title(_plain(panel.title), pad=2.5, color=LIGHT.muted, parse_math=False)
+    axes.set_xlabel(_plain(panel.x_label), labelpad=1.5, parse_math=False)
+    axes.set_ylabel(_plain(panel.y_label), labelpad=2, parse_math=False)
+    if panel.x_ticks is not None:
+        longest = max((_width(text, 7) for _, text in panel.x_ticks), default=0.1)
+        _ticks(axes.set_xticks, panel.x_ticks, int(box.width / (longest + 0.06)))
+    if panel.y_ticks is not None:
+        _ticks(axes.set_yticks, panel.y_ticks, int(box.height / (8 / INCH)))
+    if isinstance(panel.mark, Heatmap | Tokens):
+        axes.tick_params(length=0)
+
+
+def _ticks(setter: Any, ticks: Ticks, room: int) -> None:
+    kept = thin(ticks, room)
+    setter([at for at, _ in kept], [_plain(text) for _, text in kept], parse_math=False)
+
+
+def _bar(scale: Scale, axes: Axes, box: _Box) -> None:
+    mappable = ScalarMappable(Normalize(*scale.limits), _colours(scale))
+    short = box.height < 0.8
+    bar = axes.figure.colorbar(mappable, cax=axes, ticks=MaxNLocator(2 if short else 6))
+    bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+    axes.tick_params(length=1.5, width=0.4, pad=1.5, labelsize=6.5)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    if scale.label and not short:
+        axes.annotate(
+            _plain(scale.label),
+            (0, 0.5),
+            ((BAR - 0.12) * INCH, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="center",
+            size=7,
+            parse_math=False,
+        )
+
+
+def _legend(series: Sequence[Series], axes: Axes) -> None:
+    if len(series) > 1:
+        axes.legend(frameon=False, borderpad=0.2, handlelength=1.4, labelspacing=0.3)
+
+
+def _open_frame(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _colours(scale: Scale) -> Colormap:
+    return LinearSegmentedColormap.from_list("damcha", stops(scale.colours), 513).with_extremes(
+        bad=LIGHT.blank
+    )
+
+
+def _height(mark: Mark, width: float) -> float:
+    """Return the height in inches of a panel that is so wide."""
+    if isinstance(mark, Heatmap) and mark.cell_aspect is not None:
+        rows, columns = mark.values.shape
+        return width * mark.cell_aspect * rows / columns
+    if isinstance(mark, ImageGrid):
+        rows, columns = mosaic(mark).shape[:2]
+        return width * rows / columns
+    if isinstance(mark, Tokens):
+        return 0.17 * token_cells(mark)[0].shape[0]
+    if isinstance(mark, Bars):
+        return 0.15 * len(mark.labels) + 0.05
+    if isinstance(mark, Sentence):
+        return 0.6
+    return width if isinstance(mark, Scatter) else min(width * 0.62, 2.6)
+
+
+def _left(panel: Panel) -> float:
+    """Return the inches that a panel's y ticks and label need."""
+    ticks = [text for _, text in panel.y_ticks or ()]
+    if isinstance(panel.mark, Bars):
+        ticks = list(panel.mark.labels)
+    elif panel.y_ticks is None and isinstance(panel.mark, Lines | Scatter):
+        ticks = ["−0.00"]
+    text = max((_width(_plain(tick), 7) for tick in ticks), default=0.0)
+    return 0.05 + (text + 0.05 if text else 0.0) + LINE * 1.1 * bool(panel.y_label)
+
+
+def _below(panel: Panel) -> float:
+    ticks = panel.x_ticks is None or bool(panel.x_ticks)
+    ticks = ticks and not isinstance(panel.mark, Sentence | ImageGrid | Tokens)
+    return 0.04 + 0.13 * ticks + 0.14 * bool(panel.x_label)
+
+
+def _fractions(box: _Box, width: float, height: float) -> tuple[float, float, float, float]:
+    bottom = height - box.top - box.height
+    return box.left / width, bottom / height, box.width / width, box.height / height
+
+
+def _width(text: str, size: float) -> float:
+    """Return the width of a line of text in inches, from the font's own advances."""
+    font = get_font(findfont(FontProperties(family=FAMILIES[0])))
+    font.set_size(size, INCH)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / 64 / INCH
+
+
+def _plain(text: str) -> str:
+    """Replace signs that neither font has: matplotlib would warn and draw an empty box."""
+    return "".join(sign if _drawable(sign) else "\ufffd" for sign in text)
+
+
+@cache
+def _drawable(sign: str) -> bool:
+    return any(
+        get_font(findfont(FontProperties(family=family))).get_char_index(ord(sign))
+        for family in FAMILIES
+    )
+
+
+def _metadata(figure: Figure, fmt: Format) -> dict[str, Any]:
+    title, caption = figure.title or figure.name, figure.caption
+    if fmt == "pdf":
+        return {"Title": title, "Subject": caption, "CreationDate": None}
+    if fmt == "svg":
+        return {"Title": title, "Description": caption, "Date": None}
+    return {"Title": title, "Description": caption}
+
+
+def _format(fmt: str) -> Format:
+    if fmt not in get_args(Format):
+        raise InputError(f"'.{fmt}' is not a figure format; choose one of .pdf, .svg, .png")
+    return fmt

@@ -1,0 +1,466 @@
+"""Figures on screen, through plotly.
+
+Arrays go to plotly as NumPy float32, which it sends as base64; lists would triple the size. Hover
+labels of a matrix are its two category axes, so no per-cell text is sent. Everything that a
+template would set is set here: Streamlit replaces plotly's default template.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import textwrap
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from damcha.figures.spec import (
+    Array,
+    Bars,
+    Figure,
+    Heatmap,
+    ImageGrid,
+    Lines,
+    Mark,
+    Panel,
+    Scale,
+    Scatter,
+    Sentence,
+    Series,
+    Ticks,
+    Tokens,
+    mosaic,
+    scales,
+    token_cells,
+)
+from damcha.figures.style import CYCLE, DARK, LIGHT, Theme, ink_on, stops, thin
+
+FONT = '"Source Sans", "Source Sans 3", system-ui, -apple-system, "Segoe UI", sans-serif'
+WIDTH = 720
+"""Width in pixels for which heights and tick spacing are chosen; the page may give another."""
+CLICKABLE_CELLS = 64 * 64
+"""Above this a click layer would cost more than the picture."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a panel goes: axis names ("", "2", …), size in pixels, and the surroundings."""
+
+    axis: str
+    width: float
+    height: float
+    theme: Theme
+    dark: bool
+    coloraxis: str | None
+
+
+def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
+    """Return the figure for the screen, transparent, for a light or a dark page."""
+    theme = DARK if dark else LIGHT
+    shared = scales(figure)
+    n_columns = min(figure.n_columns, len(figure.panels))
+    n_rows = -(-len(figure.panels) // n_columns)
+    bars = 92 * len(shared)
+    left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
+    left = max(left, *(7 * _longest_tick(panel) + 24 for panel in figure.panels))
+    inner = WIDTH - left - bars - 8
+    gap_x = 0.0 if n_columns == 1 else 14 if not _labelled(figure.panels) else 72
+    gap_y = 30 if not _labelled(figure.panels) else 84
+    width = (inner - gap_x * (n_columns - 1)) / n_columns
+    rows = [figure.panels[k : k + n_columns] for k in range(0, len(figure.panels), n_columns)]
+    heights = [max(_height(panel.mark, width) for panel in row) for row in rows]
+    total = sum(heights) + gap_y * (n_rows - 1)
+    top = 30 + 24 * bool(figure.title) if any(p.title for p in figure.panels) else 44
+    bottom = 56 if any(p.x_label or p.x_ticks for p in figure.panels) else 16
+    layout: dict[str, Any] = {
+        "template": "none",
+        "autosize": True,
+        "height": round(total + top + bottom),
+        "margin": {"l": left, "r": bars + 8, "t": top, "b": bottom},
+        "font": {"family": FONT, "size": 13, "color": theme.text},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
+        "hovermode": "closest",
+        "dragmode": "zoom",
+        "shapes": [],
+        "annotations": [],
+        "showlegend": False,
+        "uirevision": figure.name,
+    }
+    if figure.title:
+        layout["title"] = {
+            "text": _safe(figure.title),
+            "font": {"size": 15},
+            "x": 0,
+            "xref": "container",
+            "pad": {"l": 8, "t": 10},
+            "y": 1,
+            "yanchor": "top",
+        }
+    for k, scale in enumerate(shared):
+        layout[f"coloraxis{k + 1 if k else ''}"] = _coloraxis(
+            scale, k, int(np.clip(total / 60, 2, 7)), dark, theme
+        )
+        if scale.label and total > 60:
+            # A note of ours: plotly sets a bar's own title over its tick texts.
+            layout["annotations"].append(
+                {
+                    "text": _safe(scale.label),
+                    **{"x": 1 + 0.15 * k, "xref": "paper", "xanchor": "center", "xshift": 78},
+                    **{"y": 0.5, "yref": "paper", "textangle": -90, "showarrow": False},
+                    "font": {"size": 12, "color": theme.muted},
+                }
+            )
+    traces: list[Any] = []
+    y_top = 1.0
+    for r, row in enumerate(rows):
+        y_bottom = max(0.0, y_top - heights[r] / total)
+        for c, panel in enumerate(row):
+            number = r * n_columns + c + 1
+            own = getattr(panel.mark, "scale", None)
+            colour = None if own is None else shared.index(own)
+            place = _Place(
+                axis=str(number) if number > 1 else "",
+                width=width,
+                height=heights[r],
+                theme=theme,
+                dark=dark,
+                coloraxis=None if colour is None else f"coloraxis{colour + 1 if colour else ''}",
+            )
+            x_left = c * (width + gap_x) / inner
+            x_axis, y_axis = _axes(panel, place)
+            x_axis["domain"] = [x_left, min(1.0, x_left + width / inner)]
+            y_axis["domain"] = [y_bottom, y_top]
+            x_axis["anchor"], y_axis["anchor"] = f"y{place.axis}", f"x{place.axis}"
+            layout[f"xaxis{place.axis}"], layout[f"yaxis{place.axis}"] = x_axis, y_axis
+            traces += _draw(panel.mark, place, layout)
+            if panel.title:
+                layout["annotations"].append(
+                    {
+                        "text": _safe(panel.title),
+                        "x": 0.5,
+                        "xref": f"x{place.axis} domain",
+                        "y": 1,
+                        "yref": f"y{place.axis} domain",
+                        "yanchor": "bottom",
+                        "showarrow": False,
+                        "font": {"size": 13, "color": theme.muted},
+                    }
+                )
+        y_top = y_bottom - gap_y / total
+    return go.Figure(data=traces, layout=layout)
+
+
+@singledispatch
+def _draw(mark: Mark, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    """Return a mark's traces; shapes and notes it needs go into the layout."""
+    raise TypeError(f"no screen renderer for {type(mark).__name__}; add one to screen.py")
+
+
+@_draw.register
+def _(mark: Heatmap, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    rows, columns = (
+        [_safe(label) for label in labels] for labels in (mark.row_labels, mark.column_labels)
+    )
+    n_rows, n_columns = mark.values.shape
+    if np.isnan(mark.values).any():
+        layout["shapes"].append(
+            {
+                "type": "rect",
+                **{"x0": 0, "x1": 1, "y0": 0, "y1": 1},
+                **_domain(place),
+                "layer": "below",
+                "line": {"width": 0},
+                "fillcolor": place.theme.blank,
+            }
+        )
+    for across, at in [(False, line) for line in mark.row_lines] + [
+        (True, line) for line in mark.column_lines
+    ]:
+        ends = (-0.5, (n_rows if across else n_columns) - 0.5)
+        (x0, x1), (y0, y1) = ((at, at), ends) if across else (ends, (at, at))
+        layout["shapes"].append(
+            {
+                "type": "line",
+                **{"x0": x0, "x1": x1, "y0": y0, "y1": y1},
+                **{"xref": f"x{place.axis}", "yref": f"y{place.axis}"},
+                "line": {"color": place.theme.rule, "width": 0.8},
+                "opacity": 0.55,
+            }
+        )
+    hover = "%{y}<br>%{x}<br><b>%{z:.4g}</b><extra></extra>"
+    traces: list[Any] = [
+        go.Heatmap(
+            z=np.asarray(mark.values, np.float32),
+            x=columns,
+            y=rows,
+            coloraxis=place.coloraxis,
+            hovertemplate=hover,
+            hoverongaps=False,
+            texttemplate="%{z:.3g}" if mark.write_values else None,
+            xaxis=f"x{place.axis}",
+            yaxis=f"y{place.axis}",
+        )
+    ]
+    if mark.clickable and mark.values.size <= CLICKABLE_CELLS:
+        traces.append(_click_layer(mark, rows, columns, place))
+    return traces
+
+
+def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: _Place) -> go.Scatter:
+    """Return unseen points on the cells, since plotly reports no selection of heatmap cells."""
+    n_rows, n_columns = mark.values.shape
+    cell = min(place.width / n_columns, place.height / n_rows)
+    unseen = {"marker": {"opacity": 0}}
+    return go.Scatter(
+        x=columns * n_rows,
+        y=[name for name in rows for _ in columns],
+        customdata=np.indices(mark.values.shape, np.int32).reshape(2, -1).T,
+        text=[f"{value:.4g}" for value in mark.values.ravel()],
+        mode="markers",
+        marker={"size": cell, "symbol": "square", "opacity": 0, "color": place.theme.muted},
+        selected=unseen,
+        unselected=unseen,
+        hovertemplate="%{y}<br>%{x}<br><b>%{text}</b><br>click to open<extra></extra>",
+        xaxis=f"x{place.axis}",
+        yaxis=f"y{place.axis}",
+    )
+
+
+@_draw.register
+def _(mark: Tokens, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    values, texts = token_cells(mark)
+    for r, row in enumerate(texts):
+        for c, text in enumerate(row):
+            if text:
+                layout["annotations"].append(
+                    {
+                        "text": _safe(text),
+                        **{"x": c, "y": r, "showarrow": False},
+                        **{"xref": f"x{place.axis}", "yref": f"y{place.axis}"},
+                        "font": {
+                            "size": 12,
+                            "color": ink_on(mark.scale, float(values[r, c]), place.dark),
+                        },
+                    }
+                )
+    return [
+        go.Heatmap(
+            z=values,
+            text=[[_safe(text) for text in row] for row in texts],
+            coloraxis=place.coloraxis,
+            hovertemplate="%{text}<br><b>%{z:.4g}</b><extra></extra>",
+            hoverongaps=False,
+            **{"xgap": 1, "ygap": 3, "xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"},
+        )
+    ]
+
+
+@_draw.register
+def _(mark: Lines, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    mode = "lines+markers" if mark.markers else "lines"
+    return _series(mark.series, mode, place, layout)
+
+
+@_draw.register
+def _(mark: Scatter, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    return _series(mark.series, "markers", place, layout)
+
+
+@_draw.register
+def _(mark: Bars, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    return [
+        go.Bar(
+            x=mark.values,
+            y=np.arange(len(mark.labels)),
+            orientation="h",
+            marker={"color": CYCLE[0] if not place.dark else CYCLE[5]},
+            customdata=[_safe(label) for label in mark.labels],
+            text=[f"{value:.3g}" for value in mark.values],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{customdata}<br><b>%{x:.4g}</b><extra></extra>",
+            xaxis=f"x{place.axis}",
+            yaxis=f"y{place.axis}",
+        )
+    ]
+
+
+@_draw.register
+def _(mark: ImageGrid, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    source = f"data:image/png;base64,{b64encode(_png(mosaic(mark))).decode()}"
+    axes = {"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"}
+    return [go.Image(source=source, hovertemplate="row %{y}, column %{x}<extra></extra>", **axes)]
+
+
+@_draw.register
+def _(mark: Sentence, place: _Place, layout: dict[str, Any]) -> list[Any]:
+    width = max(24, int(place.width / 7.5))
+    layout["annotations"].append(
+        {
+            "text": "<br>".join(_safe(line) for line in textwrap.wrap(mark.text, width)),
+            **{"x": 0.5, "y": 0.5, "showarrow": False},
+            **_domain(place),
+            "font": {"size": 14, "color": place.theme.muted},
+        }
+    )
+    axes = {"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"}
+    # Axes without a trace are not drawn at all, and notes on them neither.
+    return [go.Scatter(x=[None], y=[None], hoverinfo="skip", **axes)]
+
+
+def _series(
+    series: Sequence[Series], mode: str, place: _Place, layout: dict[str, Any]
+) -> list[Any]:
+    if len(series) > 1:
+        layout["showlegend"] = True
+        layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02}
+        layout["legend"]["yanchor"] = "bottom"
+    return [
+        go.Scatter(
+            x=line.x,
+            y=line.y,
+            mode=mode,
+            name=_safe(line.name),
+            showlegend=len(series) > 1,
+            line={"color": _cycle(k, place.dark), "width": 2},
+            marker={"color": _cycle(k, place.dark), "size": 7, "opacity": 0.85},
+            text=[_safe(label) for label in line.labels] or None,
+            hovertemplate=("%{text}<br>" if line.labels else "")
+            + "%{x:.4g}, <b>%{y:.4g}</b><extra></extra>",
+            xaxis=f"x{place.axis}",
+            yaxis=f"y{place.axis}",
+        )
+        for k, line in enumerate(series)
+    ]
+
+
+def _axes(panel: Panel, place: _Place) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both axes of a panel, without their domains."""
+    mark, theme = panel.mark, place.theme
+    common = {"zeroline": False, "color": theme.text, "tickfont": {"size": 12}}
+    x: dict[str, Any] = common | {"title": {"text": _safe(panel.x_label), "standoff": 8}}
+    y: dict[str, Any] = common | {"title": {"text": _safe(panel.y_label), "standoff": 8}}
+    if isinstance(mark, Sentence):
+        return {"visible": False, "range": [0, 1]}, {"visible": False, "range": [0, 1]}
+    if isinstance(mark, Heatmap | Tokens | ImageGrid):
+        n_rows, n_columns = _cells(mark)
+        frame = {"showgrid": False, "constrain": "domain"}
+        if isinstance(mark, Heatmap):
+            frame |= {"type": "category", "showline": True, "mirror": True}
+            frame |= {"linecolor": theme.muted, "linewidth": 1}
+        x |= frame | {"range": [-0.5, n_columns - 0.5]}
+        y |= frame | {"range": [n_rows - 0.5, -0.5]}
+        if _aspect(mark):
+            y |= {"scaleanchor": f"x{place.axis}", "scaleratio": _aspect(mark)}
+    else:
+        x |= {"gridcolor": theme.grid, "showline": True, "linecolor": theme.muted}
+        y |= {"gridcolor": theme.grid}
+        if isinstance(mark, Lines) and mark.log_y:
+            y |= {"type": "log", "exponentformat": "power"}
+        if isinstance(mark, Scatter):
+            x |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
+            y |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
+            if mark.equal_axes:
+                y |= {"scaleanchor": f"x{place.axis}", "scaleratio": 1}
+        if isinstance(mark, Bars):
+            x |= {"range": [0, float(mark.values.max()) * 1.15 or 1.0]}
+            y |= {"showgrid": False, "range": [len(mark.labels) - 0.5, -0.5]}
+            y |= _ticks(tuple((float(k), label) for k, label in enumerate(mark.labels)), 999)
+    if panel.x_ticks is not None:
+        longest = max((len(text) for _, text in panel.x_ticks), default=1)
+        x |= _ticks(panel.x_ticks, int(place.width / (10 + 8 * longest)))
+        x |= {"tickangle": 0}
+    if panel.y_ticks is not None:
+        y |= _ticks(panel.y_ticks, int(place.height / 16))
+    return x, y
+
+
+def _ticks(ticks: Ticks, room: int) -> dict[str, Any]:
+    kept = thin(ticks, room)
+    values, texts = [at for at, _ in kept], [_safe(text) for _, text in kept]
+    return {"tickmode": "array", "tickvals": values, "ticktext": texts, "ticks": ""}
+
+
+def _coloraxis(scale: Scale, k: int, ticks: int, dark: bool, theme: Theme) -> dict[str, Any]:
+    colours = stops(scale.colours, dark)
+    places = np.linspace(0, 1, len(colours)).tolist()
+    return {
+        "cmin": scale.limits[0],
+        "cmax": scale.limits[1],
+        "colorscale": [list(pair) for pair in zip(places, colours, strict=True)],
+        "colorbar": {
+            **{"thickness": 12, "len": 1, "y": 0.5, "x": 1 + 0.15 * k, "xpad": 12, "ypad": 0},
+            **{"outlinewidth": 1, "outlinecolor": theme.muted, "nticks": ticks},
+            "tickfont": {"size": 12, "color": theme.text},
+            "exponentformat": "power",
+        },
+    }
+
+
+def _cells(mark: Heatmap | Tokens | ImageGrid) -> tuple[int, int]:
+    if isinstance(mark, Heatmap):
+        cells = mark.values
+    elif isinstance(mark, Tokens):
+        cells = token_cells(mark)[0]
+    else:
+        cells = mosaic(mark)
+    return cells.shape[0], cells.shape[1]
+
+
+def _aspect(mark: Mark) -> float | None:
+    """Return a cell's height over its width, or None where the panel's shape decides."""
+    if isinstance(mark, Heatmap):
+        return mark.cell_aspect
+    return 1.0 if isinstance(mark, ImageGrid) else None
+
+
+def _height(mark: Mark, width: float) -> float:
+    if isinstance(mark, Heatmap | ImageGrid) and (aspect := _aspect(mark)):
+        rows, columns = _cells(mark)
+        return float(min(max(width * aspect * rows / columns, 40), 640))
+    if isinstance(mark, Tokens):
+        return 30.0 * _cells(mark)[0]
+    if isinstance(mark, Bars):
+        return 26.0 * len(mark.labels) + 10
+    if isinstance(mark, Sentence):
+        return 110
+    return width if isinstance(mark, Scatter) else float(np.clip(width * 0.62, 220, 360))
+
+
+def _domain(place: _Place) -> dict[str, str]:
+    return {"xref": f"x{place.axis} domain", "yref": f"y{place.axis} domain"}
+
+
+def _labelled(panels: Sequence[Panel]) -> bool:
+    return any(panel.x_label or panel.y_label for panel in panels)
+
+
+def _longest_tick(panel: Panel) -> int:
+    if isinstance(panel.mark, Bars):
+        return max(len(label) for label in panel.mark.labels)
+    return max((len(text) for _, text in panel.y_ticks or ()), default=0)
+
+
+def _cycle(k: int, dark: bool) -> str:
+    colours = (CYCLE[5], CYCLE[4], *CYCLE[2:4], CYCLE[1], CYCLE[0], CYCLE[6]) if dark else CYCLE
+    return colours[k % len(colours)]
+
+
+def _safe(text: str) -> str:
+    """Escape what plotly would read as HTML: labels may come from a user's text."""
+    return html.escape(text, quote=False)
+
+
+def _png(pixels: Array) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()

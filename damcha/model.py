@@ -1,0 +1,368 @@
+"""The transformer stack and the four models that are trained with it.
+
+TaskModel
+├── ImageAutoregressor    predicts each patch from the patches before it (MSE)
+├── ImageReconstructor    fills in hidden rows of patches (MSE), as the authors train
+├── ByteLM                predicts each byte from the bytes before it (cross-entropy)
+└── ImageClassifier       a ViT with mean pooling (cross-entropy)
+
+Images are float [B, C, H, W] in [-1, 1]; text is int64 bytes [B, L]. A patch is a vector in
+(row, column, channel) order, patches go row by row from the top left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from damcha.attention import MHA, Attention, Cache, CrossHeadMetric, DAMCHAttention
+from damcha.attention.metric import ContextState
+from damcha.attention.positions import Positions
+from damcha.config import ModelConfig, RunConfig
+from damcha.errors import InputError
+
+
+@dataclass(eq=False)
+class StackCache:
+    """What a stack keeps while it decodes step by step; owned by the caller."""
+
+    layers: list[Cache]
+    context: ContextState = field(default_factory=ContextState)
+
+
+def make_attention(config: ModelConfig, metric: CrossHeadMetric | None) -> Attention:
+    """One attention layer; `metric` is a generator that layers share, if they do."""
+    rotary = config.positions == "rotary"
+    if config.attention == "mha":
+        return MHA(
+            config.d_model, config.n_heads, config.dropout, batch_first=True, rotary=rotary
+        )
+    source: CrossHeadMetric | None = metric
+    if config.metric.sharing == "none":
+        source = CrossHeadMetric(
+            config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
+        )
+    elif config.metric.sharing == "stack":
+        source = None  # the stack hands each layer its metric
+    return DAMCHAttention(
+        config.d_model, config.n_heads, config.dropout, batch_first=True, metric=source,
+        rotary=rotary,
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Attention and feed-forward with residuals, normalised before (pre) or after (post)."""
+
+    def __init__(self, config: ModelConfig, metric: CrossHeadMetric | None, layer: int) -> None:
+        super().__init__()
+        self.pre, self.causal = config.norm == "pre", config.causal
+        self.attention = make_attention(config, metric)
+        self.attention.layer = layer
+        self.norm1, self.norm2 = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
+        self.ff = nn.Sequential(
+            nn.Linear(config.d_model, config.d_ff),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.d_ff, config.d_model),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None, cache: Cache | None, **given: object
+    ) -> Tensor:
+        """[B, L, d] → [B, L, d]; `given` goes to the attention (a shared metric)."""
+
+        def attend(x: Tensor) -> Tensor:
+            y, _ = self.attention(
+                x, x, x, key_padding_mask=padding, need_weights=False, is_causal=self.causal,
+                cache=cache, **given,
+            )  # fmt: skip
+            return self.dropout(y)  # type: ignore[no-any-return]
+
+        if self.pre:
+            x = x + attend(self.norm1(x))
+            return x + self.dropout(self.ff(self.norm2(x)))  # type: ignore[no-any-return]
+        x = self.norm1(x + attend(x))
+        return self.norm2(x + self.dropout(self.ff(x)))  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    """`n_layers` blocks; with ``sharing="stack"``, one metric from the stack's input serves all."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        metric = None
+        if config.attention == "damcha" and config.metric.sharing != "none":
+            metric = CrossHeadMetric(
+                config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
+            )
+        self.metric = metric if metric is not None and config.metric.sharing == "stack" else None
+        self.layers = nn.ModuleList(Block(config, metric, i) for i in range(config.n_layers))
+        # A post-norm block ends normalised; the authors add no further norm.
+        self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+
+    def new_cache(self) -> StackCache:
+        """An empty cache for step-by-step decoding."""
+        return StackCache([Cache() for _ in self.layers])
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens d"],
+        padding: Tensor | None = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "batch tokens d"]:
+        """Run all blocks; with a cache, x holds the new tokens only."""
+        shared = None
+        if padding is not None:
+            x = x.masked_fill(padding[..., None], 0)
+        if self.metric is not None:
+            shared = self.metric(
+                x, padding, causal=self.config.causal, shared=True,
+                state=None if cache is None else cache.context,
+            )  # fmt: skip
+        for i, layer in enumerate(self.layers):
+            given = {}
+            if self.metric is not None:
+                given["metric"] = self.metric.for_layer(shared, i)
+            x = layer(x, padding, None if cache is None else cache.layers[i], **given)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+def patchify(images: Float[Tensor, "batch c height width"], patch: int) -> Tensor:
+    """[B, C, H, W] → [B, n, patch·patch·C], row by row, each in (row, column, channel) order."""
+    b, c, height, width = images.shape
+    x = images.reshape(b, c, height // patch, patch, width // patch, patch)
+    return x.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, patch * patch * c)
+
+
+def unpatchify(patches: Float[Tensor, "batch n p"], patch: int, channels: int) -> Tensor:
+    """The inverse of :func:`patchify` for square images."""
+    b, n, _ = patches.shape
+    side = round(n**0.5)
+    x = patches.reshape(b, side, side, patch, patch, channels)
+    return x.permute(0, 5, 1, 3, 2, 4).reshape(b, channels, side * patch, side * patch)
+
+
+class TaskModel(nn.Module):
+    """A stack with what its task needs around it."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stack = Stack(config.model)
+        self.positions = Positions(config.model.positions, config.seq_len, config.model.d_model)
+
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Float[Tensor, " batch"]]:
+        """The task's loss of each example, under "loss", and other per-example measures."""
+        raise NotImplementedError
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+        """The mean loss of a batch: what training minimises."""
+        return self.score(inputs, targets)["loss"].mean()
+
+
+class _ImageModel(TaskModel):
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Linear(config.data.patch_dim, config.model.d_model)
+
+    def patches(self, images: Float[Tensor, "batch c height width"]) -> Tensor:
+        """Cut into patches [B, n, patch_dim].
+
+        Raises
+        ------
+        InputError
+            If the images are not [B, C, size, size] of this model's configuration.
+        """
+        data = self.config.data
+        expected = (data.channels, data.image_size, data.image_size)
+        if images.dim() != 4 or images.shape[1:] != expected:
+            raise InputError(
+                f"images have shape {tuple(images.shape)}; this model takes (batch, "
+                f"{', '.join(map(str, expected))})"
+            )
+        return patchify(images, data.patch_size)
+
+
+def _pixel_head(config: RunConfig) -> nn.Sequential:
+    d = config.model.d_model
+    return nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, config.data.patch_dim))
+
+
+class ImageAutoregressor(_ImageModel):
+    """Predicts each patch from those before it; a learned start token stands before the first."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.start = nn.Parameter(torch.randn(config.model.d_model) * 0.1)
+        self.head = _pixel_head(config)
+
+    def forward(self, images: Float[Tensor, "batch c height width"]) -> Tensor:
+        """Predictions of all patches under teacher forcing, [B, n, patch_dim]."""
+        patches = self.patches(images)
+        start = self.start.expand(patches.shape[0], 1, -1)
+        x = torch.cat((start, self.embed(patches[:, :-1])), dim=1)
+        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Mean squared error over all patches, pixels in [-1, 1]."""
+        error = (self(inputs) - self.patches(inputs)) ** 2
+        return {"loss": error.flatten(1).mean(1)}
+
+    @torch.no_grad()
+    def generate(self, prompt: Float[Tensor, "batch k p"], n: int | None = None) -> Tensor:
+        """Continue a prompt of k ≥ 0 patches by n patches (default: to the end), with the cache.
+
+        Returns [B, k + n, patch_dim]: the prompt, then each patch as predicted from all before it.
+        """
+        total = self.config.data.n_patches
+        known = prompt.shape[1]
+        n = total - known if n is None else n
+        if n < 0 or known + n > total:
+            raise InputError(f"{known} patches and {n} more do not fit an image of {total} patches")
+        cache, patches = self.stack.new_cache(), prompt
+        x = torch.cat((self.start.expand(prompt.shape[0], 1, -1), self.embed(prompt)), dim=1)
+        offset = 0
+        for _ in range(n):
+            y = self.stack(self.positions(x, offset), cache=cache)
+            offset += x.shape[1]
+            new = self.head(y[:, -1:])
+            patches = torch.cat((patches, new), dim=1)
+            x = self.embed(new)
+        return patches
+
+
+class ImageReconstructor(_ImageModel):
+    """Fills in hidden rows of patches: embeddings of hidden patches are set to zero."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.head = _pixel_head(config)
+
+    @property
+    def _side(self) -> int:
+        return self.config.data.image_size // self.config.data.patch_size
+
+    def default_mask(self, batch: int, device: torch.device) -> Tensor:
+        """The lower half of the rows hidden, [B, n], True at hidden patches."""
+        rows = torch.arange(self._side, device=device) >= (self._side + 1) // 2
+        return rows.repeat_interleave(self._side).expand(batch, -1)
+
+    def forward(
+        self, images: Float[Tensor, "batch c height width"], hidden: Tensor | None = None
+    ) -> Tensor:
+        """Predictions of all patches, [B, n, patch_dim]; `hidden` defaults to the lower half."""
+        x = self.embed(self.patches(images))
+        if hidden is None:
+            hidden = self.default_mask(x.shape[0], x.device)
+        x = x.masked_fill(hidden[..., None], 0)
+        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Mean squared error over hidden patches; in training half of the rows, at random."""
+        hidden = self.default_mask(inputs.shape[0], inputs.device)
+        if self.training:
+            order = torch.rand(inputs.shape[0], self._side, device=inputs.device).argsort(1)
+            hidden = (order >= (self._side + 1) // 2).repeat_interleave(self._side, dim=1)
+        error = ((self(inputs, hidden) - self.patches(inputs)) ** 2).mean(-1)
+        return {"loss": (error * hidden).sum(1) / hidden.sum(1).clamp(min=1)}
+
+
+class ImageClassifier(_ImageModel):
+    """A ViT: patches, stack, mean over tokens, class logits."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.head = nn.Linear(config.model.d_model, config.data.n_classes)
+
+    def forward(self, images: Float[Tensor, "batch c height width"]) -> Tensor:
+        """Class logits, [B, n_classes]."""
+        x = self.stack(self.positions(self.embed(self.patches(images))))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+    def score(self, inputs: Tensor, targets: Int[Tensor, " batch"]) -> dict[str, Tensor]:
+        """Cross-entropy in nats, and whether the likeliest class is right."""
+        logits = self(inputs)
+        return {
+            "loss": F.cross_entropy(logits, targets, reduction="none"),
+            "accuracy": (logits.argmax(1) == targets).to(logits.dtype),
+        }
+
+
+class ByteLM(TaskModel):
+    """Predicts each byte from those before it; symbol 256 stands before the first."""
+
+    START = 256
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(257, config.model.d_model)
+        self.head = nn.Linear(config.model.d_model, 256)
+
+    def forward(self, inputs: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length 256"]:
+        """Logits of every byte given the bytes before it.
+
+        Raises
+        ------
+        InputError
+            If the text is empty, longer than `seq_len`, or not bytes.
+        """
+        limit = self.config.seq_len
+        if inputs.dim() != 2 or not 1 <= inputs.shape[1] <= limit:
+            raise InputError(
+                f"text has shape {tuple(inputs.shape)}; this model takes (batch, 1 to {limit})"
+            )
+        start = inputs.new_full((inputs.shape[0], 1), self.START)
+        x = self.embed(torch.cat((start, inputs[:, :-1]), dim=1))
+        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Mean negative log-likelihood of a byte, in nats."""
+        loss = F.cross_entropy(self(inputs).transpose(1, 2), inputs, reduction="none")
+        return {"loss": loss.mean(1)}
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Int[Tensor, "batch k"],
+        n: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch total"]:
+        """Continue k ≥ 0 bytes by n bytes: the likeliest each, or sampled at a temperature > 0."""
+        limit = self.config.seq_len
+        if n < 0 or prompt.shape[1] + n > limit:
+            raise InputError(
+                f"{prompt.shape[1]} bytes and {n} more exceed this model's {limit} bytes"
+            )
+        cache, text, offset = self.stack.new_cache(), prompt, 0
+        x = torch.cat((prompt.new_full((prompt.shape[0], 1), self.START), prompt), dim=1)
+        for _ in range(n):
+            y = self.stack(self.positions(self.embed(x), offset), cache=cache)
+            offset += x.shape[1]
+            logits = self.head(y[:, -1])
+            if temperature > 0:
+                p = (logits / temperature).softmax(-1)
+                x = torch.multinomial(p, 1, generator=generator)
+            else:
+                x = logits.argmax(-1, keepdim=True)
+            text = torch.cat((text, x), dim=1)
+        return text
+
+
+MODELS: dict[str, type[TaskModel]] = {
+    "image_autoregression": ImageAutoregressor,
+    "image_reconstruction": ImageReconstructor,
+    "language_modelling": ByteLM,
+    "image_classification": ImageClassifier,
+}
+
+
+def build_model(config: RunConfig) -> TaskModel:
+    """Build the model of a run with fresh weights (seed torch first for a given start)."""
+    return MODELS[config.task](config)

@@ -1,0 +1,110 @@
+"""Named configurations, and the runs that ship in ``checkpoints/``.
+
+A preset is a :class:`RunConfig`; a variant of it is a preset and a few settings, exactly as they
+are given to ``damcha train PRESET --set field=value``.
+"""
+
+from __future__ import annotations
+
+from damcha.config import DataConfig, MetricConfig, ModelConfig, RunConfig, TrainConfig
+
+
+def _fashion() -> RunConfig:
+    """Fashion-MNIST, 49 patches of 4x4; the metric is refreshed once a row of patches."""
+    return RunConfig(
+        name="fashion",
+        task="image_autoregression",
+        data=DataConfig(dataset="fashion_mnist"),
+        model=ModelConfig(
+            metric=MetricConfig(hidden_dims=(32, 32), context="causal", context_stride=7)
+        ),
+        train=TrainConfig(steps_per_epoch=40, batch_size=64, lr=2e-3, validation_examples=512),
+    )
+
+
+def _objects() -> RunConfig:
+    """32x32 colour images in CIFAR-10's format, 64 patches of 4x4."""
+    return RunConfig(
+        name="objects",
+        task="image_autoregression",
+        data=DataConfig(dataset="objects10", image_size=32, channels=3),
+        model=ModelConfig(
+            metric=MetricConfig(hidden_dims=(32, 32), context="causal", context_stride=8)
+        ),
+        train=TrainConfig(steps_per_epoch=40, batch_size=64, lr=2e-3, validation_examples=500),
+    )
+
+
+def _text() -> RunConfig:
+    """Bytes of English, 128 at a time; the metric is refreshed every 16 bytes."""
+    return RunConfig(
+        name="text",
+        task="language_modelling",
+        data=DataConfig(dataset="text"),
+        model=ModelConfig(
+            d_ff=256,
+            positions="rotary",
+            metric=MetricConfig(hidden_dims=(32, 32), context="causal", context_stride=16),
+        ),
+        train=TrainConfig(steps_per_epoch=50, batch_size=16, lr=3e-3, validation_examples=256),
+    )
+
+
+def _classifier() -> RunConfig:
+    """A small ViT on Fashion-MNIST: no causality, one metric from the whole image."""
+    return RunConfig(
+        name="fashion-classifier",
+        task="image_classification",
+        data=DataConfig(dataset="fashion_mnist"),
+        model=ModelConfig(causal=False, metric=MetricConfig(hidden_dims=(32, 32))),
+        train=TrainConfig(steps_per_epoch=40, batch_size=64, lr=2e-3, validation_examples=512),
+    )
+
+
+def _masked() -> RunConfig:
+    """Hidden rows of patches are filled in, as the authors train (d=128, hidden 256, 512)."""
+    return RunConfig(
+        name="cifar10-masked",
+        task="image_reconstruction",
+        data=DataConfig(dataset="cifar10", image_size=32, channels=3),
+        model=ModelConfig(
+            d_model=128,
+            d_ff=256,
+            positions="sinusoidal",
+            norm="post",
+            metric=MetricConfig(hidden_dims=(256, 512), context="causal"),
+        ),
+        train=TrainConfig(steps_per_epoch=390, batch_size=128, lr=3e-4),
+    )
+
+
+PRESETS: dict[str, RunConfig] = {
+    "fashion": _fashion(),
+    "fashion-classifier": _classifier(),
+    "objects": _objects(),
+    "text": _text(),
+    "cifar10": _objects().override({"name": "cifar10", "dataset": "cifar10"}),
+    "cifar100": _objects().override({"name": "cifar100", "dataset": "cifar100"}),
+    "cifar10-masked": _masked(),
+    "image-folder": _objects().override(
+        {"name": "image-folder", "dataset": "image_folder", "image_size": 64, "patch_size": 8}
+    ),
+}
+
+STATIC = {"generator": "static", "context_stride": "1"}
+SHIPPED: dict[str, tuple[str, dict[str, str]]] = {
+    "fashion-damcha": ("fashion", {}),
+    "fashion-static": ("fashion", STATIC),
+    "fashion-unshared": ("fashion", {"sharing": "none"}),
+    "fashion-mha": ("fashion", {"attention": "mha"}),
+    "fashion-bilinear": ("fashion", {"aggregation": "bilinear"}),
+    "text-damcha": ("text", {}),
+    "text-static": ("text", STATIC),
+    "text-unshared": ("text", {"sharing": "none"}),
+    "text-mha": ("text", {"attention": "mha"}),
+    "text-bilinear": ("text", {"aggregation": "bilinear"}),
+    "objects-damcha": ("objects", {}),
+    "objects-static": ("objects", STATIC),
+    "fashion-classifier": ("fashion-classifier", {}),
+}
+"""Name of a shipped run → its preset and settings."""
