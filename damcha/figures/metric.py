@@ -128,9 +128,9 @@ def view_values(metric: Array, n_heads: int, view: MetricView, reference: Array 
     e = d // h
     parts = metric.reshape(h, e, h, e)
     if view == "head_metrics":
-        return parts.sum(axis=2)
+        return np.asarray(parts.sum(axis=2))
     if view == "blocks":
-        return np.sqrt(np.square(parts.astype(np.float64)).sum(axis=(1, 3)))
+        return np.asarray(np.sqrt(np.square(parts.astype(np.float64)).sum(axis=(1, 3))))
     if view == "symmetric":
         return (metric + metric.T) / 2
     if view == "antisymmetric":

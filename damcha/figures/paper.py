@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import matplotlib
 import numpy as np
@@ -24,7 +24,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure as Page
-from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.ft2font import LoadFlags
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from damcha.errors import InputError
@@ -52,7 +53,7 @@ Format = Literal["pdf", "svg", "png"]
 FAMILIES = ("STIXGeneral", "DejaVu Sans")
 """Times-like text, as most venues print, then rarer signs; both fonts ship in matplotlib."""
 
-RC = {
+RC: dict[Any, Any] = {
     "font.family": [*FAMILIES, "serif"],
     "font.serif": list(FAMILIES),
     "font.size": 8,
@@ -77,11 +78,15 @@ RC = {
     "ytick.labelcolor": LIGHT.text,
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
+    "mathtext.fontset": "stix",
     "svg.fonttype": "none",
     "svg.hashsalt": "damcha",
     "axes.unicode_minus": True,
 }
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
+
+STAND_INS = str.maketrans({"␠": "␣", "⏎": "↵", "␊": "↵", "␉": "⇥"})
+"""Signs for unseen characters that these fonts lack, and what they have in their place."""
 
 INCH = 72.0
 LINE = 10 / INCH
@@ -142,14 +147,11 @@ def draw(figure: Figure) -> Page:
         _draw(panel.mark, axes, box)
         _words(panel, axes, box)
     first, last = boxes[0], boxes[-1]
-    for k, scale in enumerate(scales(figure)):
-        box = _Box(bar_left + k * BAR, first.top, 0.07, last.top + last.height - first.top)
+    for scale in scales(figure):
+        box = _Box(bar_left, first.top, 0.07, last.top + last.height - first.top)
         _bar(scale, page.add_axes(_fractions(box, width, height)), box)
+        bar_left += _bar_room(scale)
     return page
-
-
-BAR = 0.52
-"""Inches that a colour bar takes: gap, bar, numbers, title."""
 
 
 def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
@@ -157,7 +159,7 @@ def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
     panels = figure.panels
     n_columns = min(figure.n_columns, len(panels))
     rows = [panels[k : k + n_columns] for k in range(0, len(panels), n_columns)]
-    bars = BAR * len(scales(figure))
+    bars = sum(map(_bar_room, scales(figure)))
     margin = [max(_left(row[c]) for row in rows if c < len(row)) for c in range(n_columns)]
     right = bars or 0.08
     gap = 0.06
@@ -174,7 +176,9 @@ def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
         left = slack
         for c, panel in enumerate(row):
             left += margin[c]
-            own = _height(panel.mark, panel_width)
+            # Curves take what height the row has; pictures keep their shape.
+            fixed = not isinstance(panel.mark, Lines | Scatter)
+            own = _height(panel.mark, panel_width) if fixed else height
             boxes.append(_Box(left, top + (height - own) / 2, panel_width, own))
             left += panel_width + gap
         top += height + max(_below(panel) for panel in row)
@@ -318,7 +322,7 @@ def _words(panel: Panel, axes: Axes, box: _Box) -> None:
     axes.set_xlabel(_plain(panel.x_label), labelpad=1.5, parse_math=False)
     axes.set_ylabel(_plain(panel.y_label), labelpad=2, parse_math=False)
     if panel.x_ticks is not None:
-        longest = max((_width(text, 7) for _, text in panel.x_ticks), default=0.1)
+        longest = max((_width(_plain(text), 7) for _, text in panel.x_ticks), default=0.1)
         _ticks(axes.set_xticks, panel.x_ticks, int(box.width / (longest + 0.06)))
     if panel.y_ticks is not None:
         _ticks(axes.set_yticks, panel.y_ticks, int(box.height / (8 / INCH)))
@@ -334,15 +338,15 @@ def _ticks(setter: Any, ticks: Ticks, room: int) -> None:
 def _bar(scale: Scale, axes: Axes, box: _Box) -> None:
     mappable = ScalarMappable(Normalize(*scale.limits), _colours(scale))
     short = box.height < 0.8
-    bar = axes.figure.colorbar(mappable, cax=axes, ticks=MaxNLocator(2 if short else 6))
-    bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+    bar = axes.figure.colorbar(mappable, cax=axes, ticks=_bar_ticks(scale, 2 if short else 6))
+    bar.outline.set_linewidth(0.4)
     axes.tick_params(length=1.5, width=0.4, pad=1.5, labelsize=6.5)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     if scale.label and not short:
         axes.annotate(
             _plain(scale.label),
             (0, 0.5),
-            ((BAR - 0.12) * INCH, 0),
+            ((_bar_room(scale) - 0.1) * INCH, 0),
             xycoords="axes fraction",
             textcoords="offset points",
             rotation=90,
@@ -351,6 +355,18 @@ def _bar(scale: Scale, axes: Axes, box: _Box) -> None:
             size=7,
             parse_math=False,
         )
+
+
+def _bar_ticks(scale: Scale, most: int = 6) -> list[float]:
+    low, high = scale.limits
+    ticks = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
+
+
+def _bar_room(scale: Scale) -> float:
+    """Return the inches that a colour bar takes: gap, bar, numbers, title."""
+    numbers = max(_width(number(tick), 6.5) for tick in _bar_ticks(scale))
+    return 0.07 + 0.07 + 0.05 + numbers + 0.03 + (LINE if scale.label else 0) + 0.03
 
 
 def _legend(series: Sequence[Series], axes: Axes) -> None:
@@ -372,12 +388,12 @@ def _height(mark: Mark, width: float) -> float:
     """Return the height in inches of a panel that is so wide."""
     if isinstance(mark, Heatmap) and mark.cell_aspect is not None:
         rows, columns = mark.values.shape
-        return width * mark.cell_aspect * rows / columns
+        return float(width * mark.cell_aspect * rows / columns)
     if isinstance(mark, ImageGrid):
         rows, columns = mosaic(mark).shape[:2]
-        return width * rows / columns
+        return float(width * rows / columns)
     if isinstance(mark, Tokens):
-        return 0.17 * token_cells(mark)[0].shape[0]
+        return 0.17 * len(token_cells(mark)[1])
     if isinstance(mark, Bars):
         return 0.15 * len(mark.labels) + 0.05
     if isinstance(mark, Sentence):
@@ -408,24 +424,28 @@ def _fractions(box: _Box, width: float, height: float) -> tuple[float, float, fl
 
 
 def _width(text: str, size: float) -> float:
-    """Return the width of a line of text in inches, from the font's own advances."""
-    font = get_font(findfont(FontProperties(family=FAMILIES[0])))
-    font.set_size(size, INCH)
-    font.set_text(text)
-    return float(font.get_width_height()[0]) / 64 / INCH
+    """Return the width of a line of text in inches, from the fonts' own advances."""
+    points = 0.0
+    for sign in text:
+        font = get_font(_font_file(sign) or findfont(FAMILIES[0]))
+        font.set_size(size, INCH)
+        points += font.load_char(ord(sign), flags=LoadFlags.NO_HINTING).linearHoriAdvance / 65536
+    return points / INCH
 
 
 def _plain(text: str) -> str:
-    """Replace signs that neither font has: matplotlib would warn and draw an empty box."""
-    return "".join(sign if _drawable(sign) else "\ufffd" for sign in text)
+    """Replace signs that no font here has: matplotlib would warn and draw an empty box."""
+    text = text.translate(STAND_INS)
+    return "".join(sign if _font_file(sign) else "\ufffd" for sign in text)
 
 
 @cache
-def _drawable(sign: str) -> bool:
-    return any(
-        get_font(findfont(FontProperties(family=family))).get_char_index(ord(sign))
-        for family in FAMILIES
-    )
+def _font_file(sign: str) -> str | None:
+    """Return the first font of ``FAMILIES`` that has a sign."""
+    for file in map(findfont, FAMILIES):
+        if get_font(file).get_char_index(ord(sign)):
+            return str(file)
+    return None
 
 
 def _metadata(figure: Figure, fmt: Format) -> dict[str, Any]:
@@ -440,4 +460,4 @@ def _metadata(figure: Figure, fmt: Format) -> dict[str, Any]:
 def _format(fmt: str) -> Format:
     if fmt not in get_args(Format):
         raise InputError(f"'.{fmt}' is not a figure format; choose one of .pdf, .svg, .png")
-    return fmt
+    return cast(Format, fmt)

@@ -189,8 +189,6 @@ class Figure:
     """Exact numbers that the sidecar carries beside the drawn ones, e.g. an unpooled metric."""
     venue: str = "icml"
     column: Literal["single", "double"] = "single"
-    width_share: float = 1.0
-    """Part of the column that the drawing fills; the page keeps the column's full width."""
 
     def sized(self, venue: str, column: Literal["single", "double"] = "single") -> Figure:
         """Return the figure for another page."""
