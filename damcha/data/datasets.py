@@ -15,6 +15,7 @@ most 5,000 images, always the same ones. A single text file is cut 90 / 5 / 5 %.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,9 @@ def _idx(root: Path, name: str, n_axes: int) -> NDArray[np.uint8]:
             f"(it starts with {content[:4].hex() or 'nothing'}); {_WANTED['fashion_mnist']}"
         )
     start = 4 + 4 * n_axes
-    shape = tuple(int(size) for size in np.frombuffer(content[4:start], ">u4"))
-    expected = start + int(np.prod(shape, dtype=object))
-    if len(shape) != n_axes or len(content) != expected:
+    shape = tuple(np.frombuffer(content[4:start].ljust(4 * n_axes, b"\0"), ">u4").tolist())
+    expected = start + math.prod(shape)
+    if len(content) != expected:
         raise InputError(
             f"{name}: {len(content):,} bytes where its header promises {expected:,}; "
             "download it again"

@@ -276,6 +276,8 @@ def _opaque(
     """Convert any 8-bit mode to [H, W, 3] or, where it is grey, to [H, W, 1]."""
     mode, notes = image.mode, []
     grey = mode in ("1", "L", "LA", "La")
+    if mode in ("P", "PA"):
+        notes.append("Palette colours converted to RGB.")
     if image.has_transparency_data:
         rgba = image.convert("LA" if mode == "La" else "RGBA").convert("RGBA")
         lowest, _ = rgba.getchannel("A").getextrema()
@@ -297,7 +299,8 @@ def _opaque(
             raise InputError(
                 f"{_shown(name)}: colours of kind {mode} cannot be shown; save it as RGB"
             ) from None
-        notes.append(f"{'Palette' if mode == 'P' else mode} colours converted to RGB.")
+        if mode != "P":
+            notes.append(f"{mode} colours converted to RGB.")
     return np.array(image).reshape(image.height, image.width, -1), notes
 
 
