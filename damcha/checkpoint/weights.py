@@ -14,6 +14,7 @@ import pathlib
 import pickle
 import re
 import struct
+import threading
 import types
 import zipfile
 from collections.abc import Mapping
@@ -292,11 +293,14 @@ _HARMLESS: list[Any] = [
     ),
 ]
 
+# torch keeps the list of allowed types for the whole process: two readers would undo each other's.
+_reading_pt = threading.Lock()
+
 
 def _read_pt(real: Path, name: str) -> dict[str, Tensor]:
     _check_archive(real, name)
     try:
-        with torch.serialization.safe_globals(_HARMLESS):
+        with _reading_pt, torch.serialization.safe_globals(_HARMLESS):
             content = torch.load(real, map_location="cpu", weights_only=True)  # noqa: TID251
     except pickle.UnpicklingError as error:
         # Not the library's own message: it advises to turn the protection off.
