@@ -177,9 +177,17 @@ class DataConfig(_Config):
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 128
     """Bytes a text example has; images have one token a patch."""
     n_classes: Annotated[int, Field(ge=2, le=100_000)] = 10
+    class_names: Annotated[
+        tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=100_000)
+    ] = ()
+    """Names of the classes in label order, for a classifier; () where only numbers are known."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.class_names and len(self.class_names) != self.n_classes:
+            raise ValueError(
+                f"class_names: {len(self.class_names)} names for n_classes={self.n_classes}"
+            )
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"patch_size: image_size={self.image_size} is not divisible by "

@@ -326,6 +326,12 @@ class ByteLM(TaskModel):
         loss = F.cross_entropy(self(inputs).transpose(1, 2), inputs, reduction="none")
         return {"loss": loss.mean(1)}
 
+    def next_logits(self, prompt: Int[Tensor, "batch k"]) -> Float[Tensor, "batch 256"]:
+        """Logits of the byte that follows a prompt of k ≥ 0 bytes."""
+        start = prompt.new_full((prompt.shape[0], 1), self.START)
+        x = self.positions(self.embed(torch.cat((start, prompt), dim=1)))
+        return self.head(self.stack(x)[:, -1])  # type: ignore[no-any-return]
+
     @torch.no_grad()
     def generate(
         self,

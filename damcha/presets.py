@@ -50,12 +50,18 @@ def _text() -> RunConfig:
     )
 
 
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
 def _classifier() -> RunConfig:
     """A small ViT on Fashion-MNIST: no causality, one metric from the whole image."""
     return RunConfig(
         name="fashion-classifier",
         task="image_classification",
-        data=DataConfig(dataset="fashion_mnist"),
+        data=DataConfig(dataset="fashion_mnist", class_names=FASHION_CLASSES),
         model=ModelConfig(causal=False, metric=MetricConfig(hidden_dims=(32, 32))),
         train=TrainConfig(steps_per_epoch=40, batch_size=64, lr=2e-3, validation_examples=512),
     )

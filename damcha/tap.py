@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal
 
 from damcha.errors import CaptureError
 
-Edit = Callable[[Tensor, int | None], Tensor]
+if TYPE_CHECKING:  # `damcha.tap` is bound when the package is imported, which must not load torch
+    from jaxtyping import Float
+    from torch import Tensor, nn
+
+Edit = Callable[["Tensor", "int | None"], "Tensor"]
 """``edit(metric [batch, positions, d, d], layer or None where shared) -> metric of that shape``."""
 Recordable = Literal["attention", "scores", "inputs"]
 
@@ -160,11 +160,13 @@ def wants(module: nn.Module, what: Recordable) -> bool:
 
 def edit_metric(module: nn.Module, metric: Tensor, layer: int | None) -> Tensor:
     """Pass a metric through the edits of all open taps, outermost first."""
+    import torch
+
     for opened in _taps_of(module):
         if opened.edit is None:
             continue
         edited = opened.edit(metric, layer)
-        if not isinstance(edited, Tensor):
+        if not isinstance(edited, torch.Tensor):
             raise CaptureError(f"edit must return a tensor, not {type(edited).__name__}")
         try:
             # A static metric has one row for any batch: an edit may give it one per example.

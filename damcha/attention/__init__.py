@@ -7,10 +7,11 @@ from damcha.attention.base import Attention, Cache
 from damcha.attention.damcha import DAMCHAttention, sharing
 from damcha.attention.metric import CrossHeadMetric, Metric, blocks, row_sum, unblocks
 from damcha.attention.mha import MHA
+from damcha.attention.replace import replace_attention
 
 ATTENTIONS: dict[str, type[Attention]] = {"damcha": DAMCHAttention, "mha": MHA}
 
 __all__ = [
     "ATTENTIONS", "MHA", "Attention", "Cache", "CrossHeadMetric", "DAMCHAttention", "Metric",
-    "blocks", "row_sum", "sharing", "unblocks",
+    "blocks", "replace_attention", "row_sum", "sharing", "unblocks",
 ]  # fmt: skip

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from damcha import tap
 from damcha.attention.positions import rotary_angles, rotate
 from damcha.errors import ConfigError, InputError
+from damcha.tap import report, wants
 
 
 @dataclass(eq=False)
@@ -185,8 +185,8 @@ class Attention(nn.Module):
             value = key if same_kv else value.masked_fill(padding[..., None], 0)
         elif is_self:
             query = key
-        if tap.wants(self, "inputs"):
-            tap.report(self, "inputs", self.layer, query)
+        if wants(self, "inputs"):
+            report(self, "inputs", self.layer, query)
 
         seen = cache.length if cache is not None else 0
         causal = is_causal or self._is_causal(attn_mask)
@@ -368,7 +368,7 @@ class Attention(nn.Module):
             mask = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
         fused_causal = fused_causal and mask is None and q.shape[2] > 1
 
-        explicit = need_weights or tap.wants(self, "attention") or tap.wants(self, "scores")
+        explicit = need_weights or wants(self, "attention") or wants(self, "scores")
         if not explicit:
             if k.shape[1] != q.shape[1]:
                 k = k.expand(-1, q.shape[1], -1, -1)
@@ -378,7 +378,7 @@ class Attention(nn.Module):
             return (out if dead is None else out.masked_fill(dead, 0)), None
 
         scores = q @ k.transpose(-2, -1) * scale
-        tap.report(self, "scores", self.layer, scores)
+        report(self, "scores", self.layer, scores)
         if fused_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if mask is not None:
@@ -389,6 +389,6 @@ class Attention(nn.Module):
         weights = scores.softmax(-1)
         if dead is not None:
             weights = weights.masked_fill(dead, 0)
-        tap.report(self, "attention", self.layer, weights)
+        report(self, "attention", self.layer, weights)
         weights = F.dropout(weights, dropout)
         return weights @ v, (weights if need_weights else None)

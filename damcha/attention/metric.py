@@ -33,9 +33,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from damcha import tap
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
+from damcha.tap import MetricRecord, edit_metric, listening, report_metric, wants_per_layer
 
 
 def blocks(metric: Float[Tensor, "*batch d d"], n_heads: int) -> Tensor:
@@ -375,11 +375,11 @@ class CrossHeadMetric(nn.Module):
 
     @property
     def _finishes_per_layer(self) -> bool:
-        return bool(self.config.layer_bias_rank) or tap.wants_per_layer(self)
+        return bool(self.config.layer_bias_rank) or wants_per_layer(self)
 
     def _build(self, metric: Metric, old: Metric | None) -> Metric:
         """Fill in M or R; position 0 is taken over from `old` where its queries continue."""
-        explicit = self.config.aggregation == "bilinear" or tap.listening(self)
+        explicit = self.config.aggregation == "bilinear" or listening(self)
         context = metric.context
         full = rows = None
         if context is None or context.shape[1]:
@@ -421,12 +421,12 @@ class CrossHeadMetric(nn.Module):
             if rows is not None:
                 keys = self.bias_v.unflatten(0, (self.n_heads, -1)).sum(0)  # Σ_b V_b
                 rows = rows + u.unflatten(0, (self.n_heads, -1)) @ keys.T
-        if tap.listening(self):
+        if listening(self):
             assert full is not None
-            full = tap.edit_metric(self, full, layer)
+            full = edit_metric(self, full, layer)
             rows = row_sum(full, self.n_heads)
-            record = tap.MetricRecord(layer, full, rows, metric.context, metric.stride)
-            tap.report_metric(self, record)
+            record = MetricRecord(layer, full, rows, metric.context, metric.stride)
+            report_metric(self, record)
         if config.aggregation == "bilinear":
             rows = None
         return replace(metric, full=full, head_metrics=rows)
