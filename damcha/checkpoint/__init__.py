@@ -7,6 +7,7 @@ A run is a folder. Its name is the run's name; nothing in it refers to anything 
       metrics.jsonl             what was measured while training
       epoch-0000.safetensors    the weights at the end of epoch 0 …
       epoch-0049.safetensors    … and of epoch 49
+      mean-metric.safetensors   the metric's mean over held-out inputs, per snapshot
       README.md                 the model card: data, licence, command, results
       samples/                  a few inputs of the run's own domain (.png, .jpg … or .txt)
 
@@ -51,6 +52,12 @@ epoch-NNNN.safetensors
     therefore differ slightly from those logged while training; the card states by how much.
     Weights beyond ±65504 cannot be stored so, and writing refuses them. Training resumes from its
     own full-precision state, never from a snapshot.
+
+mean-metric.safetensors
+    For each snapshot one tensor, named like its file without the suffix (``epoch-0049``):
+    [metrics, positions, d, d], the metric averaged over held-out inputs. One metric where the stack
+    shares it, else one a layer; one position unless the context is causal. MHA runs have no such
+    file.
 
 Nothing in the format is a pickle, and reading a run never runs code that came with it.
 """

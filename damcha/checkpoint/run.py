@@ -34,6 +34,7 @@ MAX_CARD_BYTES = 1_000_000
 MAX_METRICS_BYTES = 64_000_000
 MAX_INPUT_BYTES = 20_000_000
 
+MEANS = "mean-metric.safetensors"
 SNAPSHOT = re.compile(r"epoch-(\d{1,6})\.safetensors")
 SAMPLE_SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
@@ -149,6 +150,40 @@ class Run:
         header = read_header(self._snapshot(epoch)[1], self.path)
         return tuple(sorted(set(header.dtypes.values())))
 
+    def mean_metric(self, epoch: int | None = None) -> Tensor | None:
+        """Return the metric's mean over held-out inputs at the end of an epoch.
+
+        Returns
+        -------
+        Tensor or None
+            [metrics, positions, d, d] float32 on the CPU, one metric where the stack shares it,
+            else one a layer. None where the run keeps none (MHA, or a run of other making).
+
+        Raises
+        ------
+        CheckpointError
+            If there is no such epoch, or the file is damaged or does not fit the run.
+        """
+        epoch, _ = self._snapshot(epoch)
+        path = self.path / MEANS
+        if not path.exists():
+            return None
+        mean = read_weights(path, self.path).get(f"epoch-{epoch:04d}")
+        if mean is None:
+            return None
+        d = self.config.model.d_model
+        if mean.dim() != 4 or mean.shape[2:] != (d, d):
+            raise CheckpointError(
+                f"{MEANS} does not fit the configuration: the mean of epoch {epoch} has shape "
+                f"{list(mean.shape)}, not [metrics, positions, {d}, {d}]"
+            )
+        mean = mean.float()
+        if not mean.isfinite().all():
+            raise CheckpointError(
+                f"epoch {epoch} has a non-finite mean metric; choose another epoch"
+            )
+        return mean
+
     def prepare(
         self,
         source: Source,
@@ -262,7 +297,7 @@ def open_run(path: str | Path) -> Run:
     )
     if gone:
         notes.append(f"the weights of epochs {', '.join(map(str, gone[:20]))} are missing")
-    known = {"config.json", "metrics.jsonl", "README.md", "samples", "resume.pt"}
+    known = {"config.json", "metrics.jsonl", "README.md", "samples", "resume.pt", MEANS}
     known |= {file.name for file in snapshots.values()}
     return Run(
         path=path,

@@ -122,6 +122,34 @@ def test_a_generator_that_layers_share_is_stored_once(make_run, config):
     assert set(model.state_dict()) == set(header.tied) | set(header.shapes)
 
 
+def test_the_mean_metric_of_an_epoch(make_run):
+    folder = make_run((0, 1, 2, 3, 4))
+    run = open_run(folder)
+    assert run.mean_metric() is None
+    means = {
+        "epoch-0000": torch.ones(1, 4, 16, 16),
+        "epoch-0001": torch.ones(1, 4, 8, 8),
+        "epoch-0002": torch.full((1, 4, 16, 16), float("nan")),
+        "epoch-0004": torch.ones(16, 16),
+    }
+    write_weights(folder / "mean-metric.safetensors", means, torch.float16)
+    run = open_run(folder)
+    assert run.strays == run.notes == ()
+    mean = run.mean_metric(0)
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, means["epoch-0000"])
+    assert run.mean_metric(3) is None
+    for epoch, shape in ((1, r"\[1, 4, 8, 8\]"), (4, r"\[16, 16\]")):
+        with pytest.raises(CheckpointError, match=f"mean of epoch {epoch} has shape {shape}, not"):
+            run.mean_metric(epoch)
+    with pytest.raises(CheckpointError, match="epoch 2 has a non-finite mean metric; choose anoth"):
+        run.mean_metric(2)
+    (folder / "mean-metric.safetensors").unlink()
+    os.mkfifo(folder / "mean-metric.safetensors")
+    with pytest.raises(CheckpointError, match="is a pipe"):
+        run.mean_metric(0)
+
+
 # ---------------------------------------------------------------- epochs (C9)
 
 
