@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from damcha.errors import ConfigError, DamchaError
+from damcha.errors import ConfigError, DamchaError, InputError
 
 
 class _Group(click.Group):
@@ -94,6 +94,71 @@ def train(
     else:
         bar.close()
         click.echo(f"{folder} is complete")
+
+
+def _block(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+    if value is None:
+        return None
+    try:
+        a, b = (int(part) for part in value.split(","))
+    except ValueError:
+        raise ConfigError(f"--block {value}: write it as A,B, e.g. --block 0,3") from None
+    return a, b
+
+
+@main.command()
+@click.argument("kind")
+@click.option("--run", "run_path", required=True, type=click.Path(path_type=Path))
+@click.option("--epoch", type=int, help="Epoch [the last].")
+@click.option("--input", "source", type=click.Path(path_type=Path), help="Image or text file.")
+@click.option("--text", help="The text itself, for a run on text.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .pdf, .svg, .png.")
+@click.option("--view", help="metric: full, head_metrics, symmetric, antisymmetric, diagonal, …")
+@click.option("--layer", type=int, help="Layer, where the stack does not share its metric.")
+@click.option("--position", type=int, help="Which refresh of a causal metric [the last].")
+@click.option("--block", callback=_block, help="A,B: block (A, B) alone.")
+@click.option("--head", type=int)
+@click.option("--query", type=int)
+@click.option("--venue", default="icml", show_default=True, help="Page: neurips, icml, acl, …")
+@click.option("--column", type=click.Choice(["single", "double"]), default="single")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, mps.")
+def figure(
+    kind: str,
+    run_path: Path,
+    epoch: int | None,
+    source: Path | None,
+    text: str | None,
+    out: Path,
+    venue: str,
+    column: Any,
+    device: Any,
+    **options: Any,
+) -> None:
+    """Draw KIND for an input, with its numbers (.npz) and provenance (.json) beside it.
+
+    KIND is metric, spectrum, answer, surprise, attention, attention-over-input or curves.
+    """
+    from damcha import gallery
+    from damcha.checkpoint import atomic_write, open_run
+    from damcha.figures import paper, sidecar
+
+    run = open_run(run_path)
+    if kind == "curves":
+        drawn = gallery.curves(run)
+    else:
+        if (source is None) == (text is None):
+            raise InputError("give the input as --input FILE, or as --text TEXT")
+        model = run.load(epoch, device)
+        given = source if text is None else text
+        subject = gallery.open_subject(run, epoch, given, model=model)  # type: ignore[arg-type]
+        for note in subject.example.notes:
+            click.echo(f"note: {note}", err=True)
+        drawn = gallery.draw(kind, subject, model, options)
+    drawn = drawn.sized(venue, column)
+    paper.save(drawn, out)
+    atomic_write(out.with_suffix(".npz"), sidecar.to_npz(drawn))
+    atomic_write(out.with_suffix(".json"), sidecar.to_json(drawn))
+    click.echo(f"{out}, {out.with_suffix('.npz').name}, {out.with_suffix('.json').name}")
 
 
 if __name__ == "__main__":

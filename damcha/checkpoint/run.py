@@ -121,8 +121,12 @@ class Run:
         state = clean_names(read_weights(path, self.path))
         what = f"epoch {epoch}"
         with torch.random.fork_rng(devices=[]):  # building draws initial values, soon replaced
-            with torch.device("meta"):  # a file that does not fit costs no memory
-                check_fit(build_model(self.config), state, what)
+            stored = sum(weight.numel() for weight in state.values())
+            if _expected_weights(self.config) > 2 * stored + 10_000_000:
+                # A small file whose config asks for a huge model is told so before memory is taken.
+                # Not for every file: the meta device's first use takes seconds of imports.
+                with torch.device("meta"):
+                    check_fit(build_model(self.config), state, what)
             model = build_model(self.config)
         load_strictly(model, state, what)
         return model.eval().requires_grad_(False).to(target)
@@ -150,14 +154,13 @@ class Run:
         header = read_header(self._snapshot(epoch)[1], self.path)
         return tuple(sorted(set(header.dtypes.values())))
 
-    def mean_metric(self, epoch: int | None = None) -> Tensor | None:
+    def mean_metric(self, epoch: int | None = None) -> npt.NDArray[np.float32] | None:
         """Return the metric's mean over held-out inputs at the end of an epoch.
 
         Returns
         -------
-        Tensor or None
-            [metrics, positions, d, d] float32 on the CPU, one metric where the stack shares it,
-            else one a layer. None where the run keeps none (MHA, or a run of other making).
+        array or None
+            [metrics, positions, d, d]; one metric where the stack shares it, else one a layer. None where the run keeps none (MHA, or a run of other making).
 
         Raises
         ------
@@ -177,12 +180,12 @@ class Run:
                 f"{MEANS} does not fit the configuration: the mean of epoch {epoch} has shape "
                 f"{list(mean.shape)}, not [metrics, positions, {d}, {d}]"
             )
-        mean = mean.float()
         if not mean.isfinite().all():
             raise CheckpointError(
                 f"epoch {epoch} has a non-finite mean metric; choose another epoch"
             )
-        return mean
+        found: npt.NDArray[np.float32] = mean.float().numpy()
+        return found
 
     def prepare(
         self,
@@ -361,6 +364,13 @@ def pick_device(device: str = "auto") -> torch.device:
     if not there[device]:
         raise ConfigError(f"device: this machine has no '{device}'; use auto")
     return torch.device(device)
+
+
+def _expected_weights(config: RunConfig) -> int:
+    """About how many weights a model has, by formula: the stack, positions and both ends."""
+    d, data = config.model.d_model, config.data
+    ends = d * (config.seq_len + 2 * 257 + 3 * data.patch_dim + 2 * d + data.n_classes)
+    return config.model.parameter_bound() + ends
 
 
 def _snapshots(path: Path, names: list[str], notes: list[str]) -> dict[int, Path]:

@@ -28,7 +28,7 @@ registered function each in ``screen.py`` (``_draw``), ``paper.py`` (``_draw``) 
 from damcha.figures.attention import attention_figure, attention_over_input_figure
 from damcha.figures.curves import curves_figure
 from damcha.figures.metric import TITLES, MetricView, metric_figure
-from damcha.figures.predictions import distribution_figure, reconstruction_figure
+from damcha.figures.predictions import distribution_figure, reconstruction_figure, surprise_figure
 from damcha.figures.spec import Figure, Provenance
 from damcha.figures.spectrum import spectrum_figure
 from damcha.figures.style import VENUES
@@ -46,4 +46,5 @@ __all__ = [
     "metric_figure",
     "reconstruction_figure",
     "spectrum_figure",
+    "surprise_figure",
 ]

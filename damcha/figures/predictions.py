@@ -18,6 +18,7 @@ from damcha.figures.spec import (
     Provenance,
     Scale,
     Sentence,
+    Tokens,
 )
 from damcha.figures.style import number
 from damcha.figures.words import origin, sentence_instead
@@ -101,4 +102,32 @@ def distribution_figure(
         caption=caption,
         provenance=provenance,
         arrays={"probabilities": probabilities},
+    )
+
+
+def surprise_figure(
+    nats: Array,
+    labels: Sequence[str],
+    provenance: Provenance = UNKNOWN,
+    *,
+    title: str = "Surprise",
+) -> Figure:
+    """Draw a text, each byte on the colour of its surprise -log p in nats ([n])."""
+    if nats.shape != (len(labels),):
+        raise InputError(f"nats: {nats.shape} values for {len(labels)} labels; give one each")
+    values = nats.astype(np.float32)
+    bits = float(nats.mean() / np.log(2))
+    sentence = sentence_instead(values, title)
+    if sentence:
+        panel = Panel(Sentence(sentence))
+    else:
+        scale = Scale((0.0, float(values.max())), "sequential", "surprise (nats)")
+        panel = Panel(Tokens(tuple(labels), values, scale))
+    return Figure(
+        name="surprise",
+        panels=(panel,),
+        title=f"{title}, {number(bits)} bits a byte",
+        caption=f"{title} at each byte given those before it{origin(provenance)}.",
+        provenance=provenance,
+        arrays={"nats": nats},
     )
