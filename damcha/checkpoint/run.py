@@ -160,7 +160,8 @@ class Run:
         Returns
         -------
         array or None
-            [metrics, positions, d, d]; one metric where the stack shares it, else one a layer. None where the run keeps none (MHA, or a run of other making).
+            [metrics, positions, d, d]; one metric where the stack shares it, else one a layer.
+            None where the run keeps none (MHA, or a run of other making).
 
         Raises
         ------
