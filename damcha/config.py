@@ -43,6 +43,18 @@ class _Config(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(error)) from None
 
+    # Without this mark pydantic would call the method above for each section of a config.json,
+    # which loses the strict mode (64.0 or "64" would pass for a width) and the section's name.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+def _check_size(n_weights: int, field: str, remedy: str) -> None:
+    if n_weights > MAX_PARAMETERS:
+        raise ValueError(
+            f"{field}: this model would have about {n_weights:,} weights, more than the "
+            f"{MAX_PARAMETERS:,} that damcha accepts; {remedy}"
+        )
+
 
 class MetricConfig(_Config):
     """The cross-head metric M of DAMCHA (design.md §2-4)."""
@@ -143,28 +155,26 @@ class ModelConfig(_Config):
                 "context: a causal model whose metric pools the whole sequence (context='full') "
                 "leaks the future into every score; use context='causal'"
             )
-        if self.parameter_bound() > MAX_PARAMETERS:
-            raise ValueError(
-                f"d_model: this model would have about {self.parameter_bound():,} weights, "
-                f"more than the {MAX_PARAMETERS:,} that damcha accepts; "
-                "lower d_model, hidden_dims, n_layers or d_ff"
-            )
+        _check_size(
+            self.parameter_bound(), "d_model", "lower d_model, hidden_dims, n_layers or d_ff"
+        )
         return self
 
     def parameter_bound(self) -> int:
         """A close count of the stack's weights, by formula: nothing is allocated."""
-        d, metric = self.d_model, self.metric
-        per_layer = (4 if self.attention == "mha" else 2) * d * d + 2 * d * self.d_ff
+        d, h, metric = self.d_model, self.n_heads, self.metric
+        feed_forward = 2 * d * self.d_ff
         if self.attention == "mha":
-            return self.n_layers * per_layer
-        out = d * d if metric.rank is None else 2 * d * metric.rank
+            return self.n_layers * (4 * d * d + feed_forward)
+        out = d * d if metric.off_diagonal == "direct" else d * self.d_head
+        if metric.rank is not None:
+            out = (2 if metric.constraint == "low_rank" else 1) * d * metric.rank
         widths = (d, *metric.hidden_dims, out)
-        generator = (
-            d * d if metric.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
-        )
-        return self.n_layers * per_layer + generator * (
-            self.n_layers if metric.sharing == "none" else 1
-        )
+        layers = 0 if metric.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
+        others = {"direct": 0, "linear_combination": h**3, "separate": d * d}[metric.off_diagonal]
+        generator = layers + out + others + 2 * d * metric.layer_bias_rank
+        copies = self.n_layers if metric.sharing == "none" else 1
+        return self.n_layers * (2 * d * d + feed_forward) + copies * generator
 
 
 class DataConfig(_Config):
@@ -253,7 +263,22 @@ class RunConfig(_Config):
             raise ValueError(
                 f"dataset: task='{self.task}' cannot be trained on dataset='{self.data.dataset}'"
             )
+        _check_size(
+            self.parameter_bound(), "patch_size", "lower patch_size, n_classes, seq_len or d_model"
+        )
         return self
+
+    def parameter_bound(self) -> int:
+        """A close count of all weights: the stack, its embedding, positions and head."""
+        d, data, task = self.model.d_model, self.data, self.task
+        if task == "language_modelling":
+            ends = (257 + 256) * d
+        elif task == "image_classification":
+            ends = (data.patch_dim + data.n_classes) * d
+        else:
+            ends = data.patch_dim * d + 2 * d * (d + data.patch_dim)
+        positions = self.seq_len * d if self.model.positions == "learned" else 0
+        return self.model.parameter_bound() + ends + positions
 
     @property
     def seq_len(self) -> int:
@@ -279,7 +304,8 @@ class RunConfig(_Config):
     def override(self, settings: dict[str, Any]) -> RunConfig:
         """Return a copy with fields set by name, e.g. ``{"d_model": 128, "generator": "static"}``.
 
-        Values may be strings, as they come from a shell; ``hidden_dims`` takes ``256,512`` or JSON.
+        Values may be strings, as they come from a shell: ``256,512`` or ``[256, 512]`` for
+        ``hidden_dims``, ``null`` for no ``rank``.
 
         Raises
         ------
@@ -321,7 +347,8 @@ def _sentence(error: ValidationError) -> str:
     """One line for all that is wrong: field, rule, value."""
     parts = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+        where = ".".join(str(part) for part in item["loc"]) or "config"
+        where = " ".join(where[:80].split())  # an unknown field may have any name
         if item["type"] == "value_error":
             parts.append(str(item["ctx"]["error"]))
             continue
