@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from damcha.analysis.geometry import head_metrics
 from damcha.errors import InputError
 from damcha.figures.spec import UNKNOWN, Array, Figure, Heatmap, Panel, Provenance, Scale, Sentence
 from damcha.figures.style import number, symmetric_scale
@@ -128,7 +129,7 @@ def view_values(metric: Array, n_heads: int, view: MetricView, reference: Array 
     e = d // h
     parts = metric.reshape(h, e, h, e)
     if view == "head_metrics":
-        return np.asarray(parts.sum(axis=2))
+        return head_metrics(metric, h)
     if view == "blocks":
         return np.asarray(np.sqrt(np.square(parts.astype(np.float64)).sum(axis=(1, 3))))
     if view == "symmetric":

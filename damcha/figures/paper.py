@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, singledispatch
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -24,11 +24,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure as Page
-from matplotlib.font_manager import findfont, get_font
-from matplotlib.ft2font import LoadFlags
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from damcha.errors import InputError
+from damcha.figures.paper_text import INCH, RC, plain, text_width
 from damcha.figures.spec import (
     Bars,
     Figure,
@@ -50,45 +49,8 @@ from damcha.figures.spec import (
 from damcha.figures.style import CYCLE, LIGHT, ink_on, number, page_width, stops, thin
 
 Format = Literal["pdf", "svg", "png"]
-FAMILIES = ("STIXGeneral", "DejaVu Sans")
-"""Times-like text, as most venues print, then rarer signs; both fonts ship in matplotlib."""
-
-RC: dict[Any, Any] = {
-    "font.family": [*FAMILIES, "serif"],
-    "font.serif": list(FAMILIES),
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.5,
-    "xtick.major.width": 0.5,
-    "ytick.major.width": 0.5,
-    "xtick.major.size": 2,
-    "ytick.major.size": 2,
-    "xtick.major.pad": 2,
-    "ytick.major.pad": 2,
-    "text.color": LIGHT.text,
-    "axes.labelcolor": LIGHT.text,
-    "axes.edgecolor": LIGHT.muted,
-    "xtick.color": LIGHT.muted,
-    "ytick.color": LIGHT.muted,
-    "xtick.labelcolor": LIGHT.text,
-    "ytick.labelcolor": LIGHT.text,
-    "pdf.fonttype": 42,
-    "ps.fonttype": 42,
-    "mathtext.fontset": "stix",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "damcha",
-    "axes.unicode_minus": True,
-}
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
 
-STAND_INS = str.maketrans({"␠": "␣", "⏎": "↵", "␊": "↵", "␉": "⇥"})
-"""Signs for unseen characters that these fonts lack, and what they have in their place."""
-
-INCH = 72.0
 LINE = 10 / INCH
 """Height of a line of text in inches."""
 
@@ -138,7 +100,7 @@ def draw(figure: Figure) -> Page:
     FigureCanvasAgg(page)
     if figure.title:
         room = int((width - 0.1) * INCH / 3.6)
-        text = "\n".join(textwrap.wrap(_plain(figure.title), room)[:2])
+        text = "\n".join(textwrap.wrap(plain(figure.title), room)[:2])
         page.text(
             0.05 / width, 1 - 0.05 / height, text, va="top", ha="left", size=8, parse_math=False
         )
@@ -229,7 +191,7 @@ def _(mark: Tokens, axes: Axes, box: _Box) -> None:
             axes.text(
                 c,
                 r,
-                _plain(text),
+                plain(text),
                 color=ink,
                 size=7,
                 ha="center",
@@ -248,7 +210,7 @@ def _(mark: Lines, axes: Axes, box: _Box) -> None:
             linewidth=1,
             marker="o" if mark.markers else "",
             markersize=2.5,
-            label=_plain(line.name),
+            label=plain(line.name),
         )
     if mark.log_y:
         axes.set_yscale("log")
@@ -268,7 +230,7 @@ def _(mark: Scatter, axes: Axes, box: _Box) -> None:
             color=CYCLE[k % len(CYCLE)],
             alpha=0.8,
             linewidths=0,
-            label=_plain(line.name),
+            label=plain(line.name),
         )
     if mark.equal_axes:
         axes.set_aspect("equal", adjustable="datalim")
@@ -286,7 +248,7 @@ def _(mark: Bars, axes: Axes, box: _Box) -> None:
             value + high * 0.015, k, number(float(f"{value:.3g}")), size=7, va="center_baseline"
         )
     axes.set(xlim=(0, high * 1.15), ylim=(len(places) - 0.5, -0.5))
-    axes.set_yticks(places, [_plain(label) for label in mark.labels], parse_math=False)
+    axes.set_yticks(places, [plain(label) for label in mark.labels], parse_math=False)
     axes.tick_params(axis="y", length=0)
     _open_frame(axes)
 
@@ -302,7 +264,7 @@ def _(mark: ImageGrid, axes: Axes, box: _Box) -> None:
 def _(mark: Sentence, axes: Axes, box: _Box) -> None:
     axes.axis("off")
     room = max(12, int(box.width * INCH / 4.2))
-    text = "\n".join(textwrap.wrap(_plain(mark.text), room))
+    text = "\n".join(textwrap.wrap(plain(mark.text), room))
     axes.text(
         0.5,
         0.5,
@@ -318,11 +280,11 @@ def _(mark: Sentence, axes: Axes, box: _Box) -> None:
 def _words(panel: Panel, axes: Axes, box: _Box) -> None:
     """Write a panel's title, labels and ticks."""
     if panel.title:
-        axes.set_title(_plain(panel.title), pad=2.5, color=LIGHT.muted, parse_math=False)
-    axes.set_xlabel(_plain(panel.x_label), labelpad=1.5, parse_math=False)
-    axes.set_ylabel(_plain(panel.y_label), labelpad=2, parse_math=False)
+        axes.set_title(plain(panel.title), pad=2.5, color=LIGHT.muted, parse_math=False)
+    axes.set_xlabel(plain(panel.x_label), labelpad=1.5, parse_math=False)
+    axes.set_ylabel(plain(panel.y_label), labelpad=2, parse_math=False)
     if panel.x_ticks is not None:
-        longest = max((_width(_plain(text), 7) for _, text in panel.x_ticks), default=0.1)
+        longest = max((text_width(plain(text), 7) for _, text in panel.x_ticks), default=0.1)
         _ticks(axes.set_xticks, panel.x_ticks, int(box.width / (longest + 0.06)))
     if panel.y_ticks is not None:
         _ticks(axes.set_yticks, panel.y_ticks, int(box.height / (8 / INCH)))
@@ -332,7 +294,7 @@ def _words(panel: Panel, axes: Axes, box: _Box) -> None:
 
 def _ticks(setter: Any, ticks: Ticks, room: int) -> None:
     kept = thin(ticks, room)
-    setter([at for at, _ in kept], [_plain(text) for _, text in kept], parse_math=False)
+    setter([at for at, _ in kept], [plain(text) for _, text in kept], parse_math=False)
 
 
 def _bar(scale: Scale, axes: Axes, box: _Box) -> None:
@@ -344,7 +306,7 @@ def _bar(scale: Scale, axes: Axes, box: _Box) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     if scale.label and not short:
         axes.annotate(
-            _plain(scale.label),
+            plain(scale.label),
             (0, 0.5),
             ((_bar_room(scale) - 0.1) * INCH, 0),
             xycoords="axes fraction",
@@ -365,7 +327,7 @@ def _bar_ticks(scale: Scale, most: int = 6) -> list[float]:
 
 def _bar_room(scale: Scale) -> float:
     """Return the inches that a colour bar takes: gap, bar, numbers, title."""
-    numbers = max(_width(number(tick), 6.5) for tick in _bar_ticks(scale))
+    numbers = max(text_width(number(tick), 6.5) for tick in _bar_ticks(scale))
     return 0.07 + 0.07 + 0.05 + numbers + 0.03 + (LINE if scale.label else 0) + 0.03
 
 
@@ -407,8 +369,8 @@ def _left(panel: Panel) -> float:
     if isinstance(panel.mark, Bars):
         ticks = list(panel.mark.labels)
     elif panel.y_ticks is None and isinstance(panel.mark, Lines | Scatter):
-        ticks = ["−0.00"]
-    text = max((_width(_plain(tick), 7) for tick in ticks), default=0.0)
+        ticks = ["−0.000"]
+    text = max((text_width(plain(tick), 7) for tick in ticks), default=0.0)
     return 0.05 + (text + 0.05 if text else 0.0) + LINE * 1.1 * bool(panel.y_label)
 
 
@@ -421,31 +383,6 @@ def _below(panel: Panel) -> float:
 def _fractions(box: _Box, width: float, height: float) -> tuple[float, float, float, float]:
     bottom = height - box.top - box.height
     return box.left / width, bottom / height, box.width / width, box.height / height
-
-
-def _width(text: str, size: float) -> float:
-    """Return the width of a line of text in inches, from the fonts' own advances."""
-    points = 0.0
-    for sign in text:
-        font = get_font(_font_file(sign) or findfont(FAMILIES[0]))
-        font.set_size(size, INCH)
-        points += font.load_char(ord(sign), flags=LoadFlags.NO_HINTING).linearHoriAdvance / 65536
-    return points / INCH
-
-
-def _plain(text: str) -> str:
-    """Replace signs that no font here has: matplotlib would warn and draw an empty box."""
-    text = text.translate(STAND_INS)
-    return "".join(sign if _font_file(sign) else "\ufffd" for sign in text)
-
-
-@cache
-def _font_file(sign: str) -> str | None:
-    """Return the first font of ``FAMILIES`` that has a sign."""
-    for file in map(findfont, FAMILIES):
-        if get_font(file).get_char_index(ord(sign)):
-            return str(file)
-    return None
 
 
 def _metadata(figure: Figure, fmt: Format) -> dict[str, Any]:

@@ -7,18 +7,25 @@ template would set is set here: Streamlit replaces plotly's default template.
 
 from __future__ import annotations
 
-import html
 import io
 import textwrap
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from damcha.figures.screen_axes import (
+    Place,
+    axes_of,
+    coloraxis,
+    height,
+    labelled,
+    longest_tick,
+    safe,
+)
 from damcha.figures.spec import (
     Array,
     Bars,
@@ -27,36 +34,21 @@ from damcha.figures.spec import (
     ImageGrid,
     Lines,
     Mark,
-    Panel,
-    Scale,
     Scatter,
     Sentence,
     Series,
-    Ticks,
     Tokens,
     mosaic,
     scales,
     token_cells,
 )
-from damcha.figures.style import CYCLE, DARK, LIGHT, Theme, ink_on, stops, thin
+from damcha.figures.style import CYCLE, DARK, LIGHT, ink_on
 
 FONT = '"Source Sans", "Source Sans 3", system-ui, -apple-system, "Segoe UI", sans-serif'
 WIDTH = 720
 """Width in pixels for which heights and tick spacing are chosen; the page may give another."""
 CLICKABLE_CELLS = 64 * 64
 """Above this a click layer would cost more than the picture."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a panel goes: axis names ("", "2", …), size in pixels, and the surroundings."""
-
-    axis: str
-    width: float
-    height: float
-    theme: Theme
-    dark: bool
-    coloraxis: str | None
 
 
 def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
@@ -67,13 +59,13 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
     n_rows = -(-len(figure.panels) // n_columns)
     bars = 92 * len(shared)
     left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
-    left = max(left, *(7 * _longest_tick(panel) + 24 for panel in figure.panels))
+    left = max(left, *(7 * longest_tick(panel) + 24 for panel in figure.panels))
     inner = WIDTH - left - bars - 8
-    gap_x = 0.0 if n_columns == 1 else 14 if not _labelled(figure.panels) else 72
-    gap_y = 30 if not _labelled(figure.panels) else 84
+    gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 72
+    gap_y = 30 if not labelled(figure.panels) else 84
     width = (inner - gap_x * (n_columns - 1)) / n_columns
     rows = [figure.panels[k : k + n_columns] for k in range(0, len(figure.panels), n_columns)]
-    heights = [max(_height(panel.mark, width) for panel in row) for row in rows]
+    heights = [max(height(panel.mark, width) for panel in row) for row in rows]
     total = sum(heights) + gap_y * (n_rows - 1)
     top = 30 + 24 * bool(figure.title) if any(p.title for p in figure.panels) else 44
     bottom = 56 if any(p.x_label or p.x_ticks for p in figure.panels) else 16
@@ -95,7 +87,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
     }
     if figure.title:
         layout["title"] = {
-            "text": _safe(figure.title),
+            "text": safe(figure.title),
             "font": {"size": 15},
             "x": 0,
             "xref": "container",
@@ -104,14 +96,14 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
             "yanchor": "top",
         }
     for k, scale in enumerate(shared):
-        layout[f"coloraxis{k + 1 if k else ''}"] = _coloraxis(
+        layout[f"coloraxis{k + 1 if k else ''}"] = coloraxis(
             scale, k, int(np.clip(total / 60, 2, 7)), dark, theme
         )
         if scale.label and total > 60:
             # A note of ours: plotly sets a bar's own title over its tick texts.
             layout["annotations"].append(
                 {
-                    "text": _safe(scale.label),
+                    "text": safe(scale.label),
                     **{"x": 1 + 0.15 * k, "xref": "paper", "xanchor": "center", "xshift": 78},
                     **{"y": 0.5, "yref": "paper", "textangle": -90, "showarrow": False},
                     "font": {"size": 12, "color": theme.muted},
@@ -125,7 +117,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
             number = r * n_columns + c + 1
             own = getattr(panel.mark, "scale", None)
             colour = None if own is None else shared.index(own)
-            place = _Place(
+            place = Place(
                 axis=str(number) if number > 1 else "",
                 width=width,
                 height=heights[r],
@@ -134,7 +126,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
                 coloraxis=None if colour is None else f"coloraxis{colour + 1 if colour else ''}",
             )
             x_left = c * (width + gap_x) / inner
-            x_axis, y_axis = _axes(panel, place)
+            x_axis, y_axis = axes_of(panel, place)
             x_axis["domain"] = [x_left, min(1.0, x_left + width / inner)]
             y_axis["domain"] = [y_bottom, y_top]
             x_axis["anchor"], y_axis["anchor"] = f"y{place.axis}", f"x{place.axis}"
@@ -143,7 +135,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
             if panel.title:
                 layout["annotations"].append(
                     {
-                        "text": _safe(panel.title),
+                        "text": safe(panel.title),
                         "x": 0.5,
                         "xref": f"x{place.axis} domain",
                         "y": 1,
@@ -158,15 +150,15 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
 
 
 @singledispatch
-def _draw(mark: Mark, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _draw(mark: Mark, place: Place, layout: dict[str, Any]) -> list[Any]:
     """Return a mark's traces; shapes and notes it needs go into the layout."""
     raise TypeError(f"no screen renderer for {type(mark).__name__}; add one to screen.py")
 
 
 @_draw.register
-def _(mark: Heatmap, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Heatmap, place: Place, layout: dict[str, Any]) -> list[Any]:
     rows, columns = (
-        [_safe(label) for label in labels] for labels in (mark.row_labels, mark.column_labels)
+        [safe(label) for label in labels] for labels in (mark.row_labels, mark.column_labels)
     )
     n_rows, n_columns = mark.values.shape
     if np.isnan(mark.values).any():
@@ -213,7 +205,7 @@ def _(mark: Heatmap, place: _Place, layout: dict[str, Any]) -> list[Any]:
     return traces
 
 
-def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: _Place) -> go.Scatter:
+def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: Place) -> go.Scatter:
     """Return unseen points on the cells, since plotly reports no selection of heatmap cells."""
     n_rows, n_columns = mark.values.shape
     cell = min(place.width / n_columns, place.height / n_rows)
@@ -221,7 +213,8 @@ def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: _Pla
     return go.Scatter(
         x=columns * n_rows,
         y=[name for name in rows for _ in columns],
-        customdata=np.indices(mark.values.shape, np.int32).reshape(2, -1).T,
+        # As lists: a click on typed rows would come back as {"0": a, "1": b}.
+        customdata=[list(cell) for cell in np.ndindex(n_rows, n_columns)],
         text=[f"{value:.4g}" for value in mark.values.ravel()],
         mode="markers",
         marker={"size": cell, "symbol": "square", "opacity": 0, "color": place.theme.muted},
@@ -234,14 +227,14 @@ def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: _Pla
 
 
 @_draw.register
-def _(mark: Tokens, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Tokens, place: Place, layout: dict[str, Any]) -> list[Any]:
     values, texts = token_cells(mark)
     for r, row in enumerate(texts):
         for c, text in enumerate(row):
             if text:
                 layout["annotations"].append(
                     {
-                        "text": _safe(text),
+                        "text": safe(text),
                         **{"x": c, "y": r, "showarrow": False},
                         **{"xref": f"x{place.axis}", "yref": f"y{place.axis}"},
                         "font": {
@@ -253,7 +246,7 @@ def _(mark: Tokens, place: _Place, layout: dict[str, Any]) -> list[Any]:
     return [
         go.Heatmap(
             z=values,
-            text=[[_safe(text) for text in row] for row in texts],
+            text=[[safe(text) for text in row] for row in texts],
             coloraxis=place.coloraxis,
             hovertemplate="%{text}<br><b>%{z:.4g}</b><extra></extra>",
             hoverongaps=False,
@@ -263,25 +256,25 @@ def _(mark: Tokens, place: _Place, layout: dict[str, Any]) -> list[Any]:
 
 
 @_draw.register
-def _(mark: Lines, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Lines, place: Place, layout: dict[str, Any]) -> list[Any]:
     mode = "lines+markers" if mark.markers else "lines"
     return _series(mark.series, mode, place, layout)
 
 
 @_draw.register
-def _(mark: Scatter, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Scatter, place: Place, layout: dict[str, Any]) -> list[Any]:
     return _series(mark.series, "markers", place, layout)
 
 
 @_draw.register
-def _(mark: Bars, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Bars, place: Place, layout: dict[str, Any]) -> list[Any]:
     return [
         go.Bar(
             x=mark.values,
             y=np.arange(len(mark.labels)),
             orientation="h",
             marker={"color": CYCLE[0] if not place.dark else CYCLE[5]},
-            customdata=[_safe(label) for label in mark.labels],
+            customdata=[safe(label) for label in mark.labels],
             text=[f"{value:.3g}" for value in mark.values],
             textposition="outside",
             cliponaxis=False,
@@ -293,18 +286,18 @@ def _(mark: Bars, place: _Place, layout: dict[str, Any]) -> list[Any]:
 
 
 @_draw.register
-def _(mark: ImageGrid, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: ImageGrid, place: Place, layout: dict[str, Any]) -> list[Any]:
     source = f"data:image/png;base64,{b64encode(_png(mosaic(mark))).decode()}"
     axes = {"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"}
     return [go.Image(source=source, hovertemplate="row %{y}, column %{x}<extra></extra>", **axes)]
 
 
 @_draw.register
-def _(mark: Sentence, place: _Place, layout: dict[str, Any]) -> list[Any]:
+def _(mark: Sentence, place: Place, layout: dict[str, Any]) -> list[Any]:
     width = max(24, int(place.width / 7.5))
     layout["annotations"].append(
         {
-            "text": "<br>".join(_safe(line) for line in textwrap.wrap(mark.text, width)),
+            "text": "<br>".join(safe(line) for line in textwrap.wrap(mark.text, width)),
             **{"x": 0.5, "y": 0.5, "showarrow": False},
             **_domain(place),
             "font": {"size": 14, "color": place.theme.muted},
@@ -315,9 +308,7 @@ def _(mark: Sentence, place: _Place, layout: dict[str, Any]) -> list[Any]:
     return [go.Scatter(x=[None], y=[None], hoverinfo="skip", **axes)]
 
 
-def _series(
-    series: Sequence[Series], mode: str, place: _Place, layout: dict[str, Any]
-) -> list[Any]:
+def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str, Any]) -> list[Any]:
     if len(series) > 1:
         layout["showlegend"] = True
         layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02}
@@ -327,11 +318,11 @@ def _series(
             x=line.x,
             y=line.y,
             mode=mode,
-            name=_safe(line.name),
+            name=safe(line.name),
             showlegend=len(series) > 1,
             line={"color": _cycle(k, place.dark), "width": 2},
             marker={"color": _cycle(k, place.dark), "size": 7, "opacity": 0.85},
-            text=[_safe(label) for label in line.labels] or None,
+            text=[safe(label) for label in line.labels] or None,
             hovertemplate=("%{text}<br>" if line.labels else "")
             + "%{x:.4g}, <b>%{y:.4g}</b><extra></extra>",
             xaxis=f"x{place.axis}",
@@ -341,121 +332,13 @@ def _series(
     ]
 
 
-def _axes(panel: Panel, place: _Place) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both axes of a panel, without their domains."""
-    mark, theme = panel.mark, place.theme
-    common = {"zeroline": False, "color": theme.text, "tickfont": {"size": 12}}
-    x: dict[str, Any] = common | {"title": {"text": _safe(panel.x_label), "standoff": 8}}
-    y: dict[str, Any] = common | {"title": {"text": _safe(panel.y_label), "standoff": 8}}
-    if isinstance(mark, Sentence):
-        return {"visible": False, "range": [0, 1]}, {"visible": False, "range": [0, 1]}
-    if isinstance(mark, Heatmap | Tokens | ImageGrid):
-        n_rows, n_columns = _cells(mark)
-        frame = {"showgrid": False, "constrain": "domain"}
-        if isinstance(mark, Heatmap):
-            frame |= {"type": "category", "showline": True, "mirror": True}
-            frame |= {"linecolor": theme.muted, "linewidth": 1}
-        x |= frame | {"range": [-0.5, n_columns - 0.5]}
-        y |= frame | {"range": [n_rows - 0.5, -0.5]}
-        if _aspect(mark):
-            y |= {"scaleanchor": f"x{place.axis}", "scaleratio": _aspect(mark)}
-    else:
-        x |= {"gridcolor": theme.grid, "showline": True, "linecolor": theme.muted}
-        y |= {"gridcolor": theme.grid}
-        if isinstance(mark, Lines) and mark.log_y:
-            y |= {"type": "log", "exponentformat": "power"}
-        if isinstance(mark, Scatter):
-            x |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
-            y |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
-            if mark.equal_axes:
-                y |= {"scaleanchor": f"x{place.axis}", "scaleratio": 1}
-        if isinstance(mark, Bars):
-            x |= {"range": [0, float(mark.values.max()) * 1.15 or 1.0]}
-            y |= {"showgrid": False, "range": [len(mark.labels) - 0.5, -0.5]}
-            y |= _ticks(tuple((float(k), label) for k, label in enumerate(mark.labels)), 999)
-    if panel.x_ticks is not None:
-        longest = max((len(text) for _, text in panel.x_ticks), default=1)
-        x |= _ticks(panel.x_ticks, int(place.width / (10 + 8 * longest)))
-        x |= {"tickangle": 0}
-    if panel.y_ticks is not None:
-        y |= _ticks(panel.y_ticks, int(place.height / 16))
-    return x, y
-
-
-def _ticks(ticks: Ticks, room: int) -> dict[str, Any]:
-    kept = thin(ticks, room)
-    values, texts = [at for at, _ in kept], [_safe(text) for _, text in kept]
-    return {"tickmode": "array", "tickvals": values, "ticktext": texts, "ticks": ""}
-
-
-def _coloraxis(scale: Scale, k: int, ticks: int, dark: bool, theme: Theme) -> dict[str, Any]:
-    colours = stops(scale.colours, dark)
-    places = np.linspace(0, 1, len(colours)).tolist()
-    return {
-        "cmin": scale.limits[0],
-        "cmax": scale.limits[1],
-        "colorscale": [list(pair) for pair in zip(places, colours, strict=True)],
-        "colorbar": {
-            **{"thickness": 12, "len": 1, "y": 0.5, "x": 1 + 0.15 * k, "xpad": 12, "ypad": 0},
-            **{"outlinewidth": 1, "outlinecolor": theme.muted, "nticks": ticks},
-            "tickfont": {"size": 12, "color": theme.text},
-            "exponentformat": "power",
-        },
-    }
-
-
-def _cells(mark: Heatmap | Tokens | ImageGrid) -> tuple[int, int]:
-    if isinstance(mark, Heatmap):
-        cells = mark.values
-    elif isinstance(mark, Tokens):
-        cells = token_cells(mark)[0]
-    else:
-        cells = mosaic(mark)
-    return cells.shape[0], cells.shape[1]
-
-
-def _aspect(mark: Mark) -> float | None:
-    """Return a cell's height over its width, or None where the panel's shape decides."""
-    if isinstance(mark, Heatmap):
-        return mark.cell_aspect
-    return 1.0 if isinstance(mark, ImageGrid) else None
-
-
-def _height(mark: Mark, width: float) -> float:
-    if isinstance(mark, Heatmap | ImageGrid) and (aspect := _aspect(mark)):
-        rows, columns = _cells(mark)
-        return float(min(max(width * aspect * rows / columns, 40), 640))
-    if isinstance(mark, Tokens):
-        return 30.0 * _cells(mark)[0]
-    if isinstance(mark, Bars):
-        return 26.0 * len(mark.labels) + 10
-    if isinstance(mark, Sentence):
-        return 110
-    return width if isinstance(mark, Scatter) else float(np.clip(width * 0.62, 220, 360))
-
-
-def _domain(place: _Place) -> dict[str, str]:
+def _domain(place: Place) -> dict[str, str]:
     return {"xref": f"x{place.axis} domain", "yref": f"y{place.axis} domain"}
-
-
-def _labelled(panels: Sequence[Panel]) -> bool:
-    return any(panel.x_label or panel.y_label for panel in panels)
-
-
-def _longest_tick(panel: Panel) -> int:
-    if isinstance(panel.mark, Bars):
-        return max(len(label) for label in panel.mark.labels)
-    return max((len(text) for _, text in panel.y_ticks or ()), default=0)
 
 
 def _cycle(k: int, dark: bool) -> str:
     colours = (CYCLE[5], CYCLE[4], *CYCLE[2:4], CYCLE[1], CYCLE[0], CYCLE[6]) if dark else CYCLE
     return colours[k % len(colours)]
-
-
-def _safe(text: str) -> str:
-    """Escape what plotly would read as HTML: labels may come from a user's text."""
-    return html.escape(text, quote=False)
 
 
 def _png(pixels: Array) -> bytes:
