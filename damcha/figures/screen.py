@@ -61,7 +61,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
     left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
     left = max(left, *(7 * longest_tick(panel) + 24 for panel in figure.panels))
     inner = WIDTH - left - bars - 8
-    gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 72
+    gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 80
     gap_y = 30 if not labelled(figure.panels) else 84
     width = (inner - gap_x * (n_columns - 1)) / n_columns
     rows = [figure.panels[k : k + n_columns] for k in range(0, len(figure.panels), n_columns)]

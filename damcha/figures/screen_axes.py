@@ -61,7 +61,9 @@ def axes_of(panel: Panel, place: Place) -> tuple[dict[str, Any], dict[str, Any]]
         x |= {"gridcolor": theme.grid, "showline": True, "linecolor": theme.muted}
         y |= {"gridcolor": theme.grid}
         if isinstance(mark, Lines) and mark.log_y:
-            y |= {"type": "log", "exponentformat": "power"}
+            ends = [end(line.y) for line in mark.series for end in (np.nanmin, np.nanmax)]
+            wide = max(ends) > 10 * min(ends)
+            y |= {"type": "log", "exponentformat": "power", "dtick": 1 if wide else "D2"}
         if isinstance(mark, Scatter):
             x |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
             y |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
