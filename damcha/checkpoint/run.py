@@ -195,6 +195,7 @@ class Run:
         frame: int = 0,
         background: tuple[int, int, int] = (255, 255, 255),
         invert: bool = False,
+        name: str | None = None,
     ) -> Example:
         """Turn a picture or a text into what this run's model takes.
 
@@ -209,6 +210,8 @@ class Run:
             What transparent pixels are laid on (RGB).
         invert
             Swap light and dark: Fashion-MNIST models know light things on black.
+        name
+            What to call the source in messages; by default the file's name.
 
         Raises
         ------
@@ -216,9 +219,9 @@ class Run:
             If the source cannot be used.
         """
         if self.task == "language_modelling":
-            return self._prepare_text(source)
+            return self._prepare_text(source, name)
         data = self.config.data
-        picture = images.read_image(source, frame=frame, background=background)
+        picture = images.read_image(source, frame=frame, background=background, name=name)
         seen, notes = images.fit_image(picture, data.image_size, data.channels, invert=invert)
         inputs = torch.from_numpy(seen.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
         side = data.image_size // data.patch_size
@@ -232,15 +235,15 @@ class Run:
             original=picture,
         )
 
-    def _prepare_text(self, source: Source) -> Example:
+    def _prepare_text(self, source: Source, name: str | None) -> Example:
         if not isinstance(source, str | Path | bytes):
             raise InputError(
                 f"this run reads text, not a {type(source).__name__}; give a str, a Path or bytes"
             )
         if isinstance(source, Path):
-            passage = text.read_text(_read(source), self.config.data.seq_len, name=source.name)
+            passage = text.read_text(_read(source), self.config.data.seq_len, name=name or source.name)
         else:
-            passage = text.read_text(source, self.config.data.seq_len)
+            passage = text.read_text(source, self.config.data.seq_len, name=name or "text")
         inputs = torch.from_numpy(passage.tokens.astype(np.int64))[None]
         return Example(
             inputs=inputs,

@@ -46,13 +46,16 @@ from damcha.figures.style import CYCLE, DARK, LIGHT, ink_on
 
 FONT = '"Source Sans", "Source Sans 3", system-ui, -apple-system, "Segoe UI", sans-serif'
 WIDTH = 720
-"""Width in pixels for which heights and tick spacing are chosen; the page may give another."""
+"""Width in pixels for which heights and tick spacing are chosen, unless a page names its own."""
 CLICKABLE_CELLS = 64 * 64
 """Above this a click layer would cost more than the picture."""
 
 
-def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
-    """Return the figure for the screen, transparent, for a light or a dark page."""
+def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figure:
+    """Return the figure for the screen, transparent, for a light or a dark page.
+
+    ``room`` is how many pixels the page has for it: the height follows.
+    """
     theme = DARK if dark else LIGHT
     shared = scales(figure)
     n_columns = min(figure.n_columns, len(figure.panels))
@@ -60,7 +63,7 @@ def to_plotly(figure: Figure, dark: bool = False) -> go.Figure:
     bars = 92 * len(shared)
     left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
     left = max(left, *(7 * longest_tick(panel) + 24 for panel in figure.panels))
-    inner = WIDTH - left - bars - 8
+    inner = room - left - bars - 8
     gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 80
     gap_y = 30 if not labelled(figure.panels) else 84
     width = (inner - gap_x * (n_columns - 1)) / n_columns
