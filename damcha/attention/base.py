@@ -310,7 +310,7 @@ class Attention(nn.Module):
             row = key_bias[:, None, None, :]
             bias = row if bias is None else bias + row
         extra = self.bias_k is not None or self.add_zero_attn
-        needs_causal = is_causal and n_queries > 1
+        needs_causal = is_causal and n_keys > seen + 1
         if needs_causal and (seen or allowed is not None or bias is not None or extra):
             past = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=q.device).tril(seen)
             allowed = past if allowed is None else allowed & past
@@ -366,7 +366,7 @@ class Attention(nn.Module):
         mask = allowed
         if bias is not None:
             mask = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
-        fused_causal = fused_causal and mask is None and q.shape[2] > 1
+        fused_causal = fused_causal and mask is None and k.shape[2] > 1
 
         explicit = need_weights or wants(self, "attention") or wants(self, "scores")
         if not explicit:

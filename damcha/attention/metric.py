@@ -381,34 +381,23 @@ class CrossHeadMetric(nn.Module):
         """Fill in M or R; position 0 is taken over from `old` where its queries continue."""
         explicit = self.config.aggregation == "bilinear" or listening(self)
         context = metric.context
-        full = rows = None
-        if context is None or context.shape[1]:
-            if explicit:
-                full = self._full(self._raw(context))
-            else:
-                rows = self._fused_rows(context)
+
+        def build(context: Tensor | None) -> Tensor:
+            return self._full(self._raw(context)) if explicit else self._fused_rows(context)
+
         if old is None:
-            return replace(metric, full=full, head_metrics=rows)
-        if explicit:
-            assert old.full is not None or old.head_metrics is not None
-            last = old.full
-            if last is None:
-                raise ConfigError(
-                    "a tap was opened in the middle of a cached sequence; open it before the "
-                    "first token, so that the metric in force is known"
-                )
-            full = last[:, -1:] if full is None else torch.cat((last[:, -1:], full), 1)
+            values = build(context)
         else:
-            assert old.head_metrics is not None
-            rows_old = old.head_metrics[:, -1:]
-            rows = rows_old if rows is None else torch.cat((rows_old, rows), 1)
-        assert old.context is not None and context is not None
-        return replace(
-            metric,
-            full=full,
-            head_metrics=rows,
-            context=torch.cat((old.context[:, -1:], context), 1),
-        )
+            assert old.context is not None and context is not None  # only causal contexts continue
+            last = old.context[:, -1:]
+            kept = old.full if explicit else old.head_metrics
+            # Not kept in this form where a tap was opened or closed since the last step.
+            values = build(last) if kept is None else kept[:, -1:]
+            if context.shape[1]:
+                values = torch.cat((values, build(context)), 1)
+            context = torch.cat((last, context), 1)
+        full, rows = (values, None) if explicit else (None, values)
+        return replace(metric, full=full, head_metrics=rows, context=context)
 
     def _finish(self, metric: Metric, layer: int | None) -> Metric:
         """Add the layer's bias, apply edits, report to taps, and reduce to what scores need."""
