@@ -3,18 +3,25 @@
 Nothing about the random numbers is carried along: the examples of step t and its dropout masks
 follow from (seed, t) alone, and so does its learning rate. A run that was killed therefore
 continues from the last finished epoch exactly as if it had never stopped.
+
+Several processes share each global batch, so that the loss is that of one process up to rounding.
+What a model draws while it trains (dropout, the rows that the reconstructor hides) is drawn by each
+process for itself, and does depend on their number.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,13 +31,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from damcha.checkpoint.card import model_card, write_samples
-from damcha.checkpoint.files import atomic_write
+from damcha.checkpoint.files import atomic_write, read_text, remove_drafts
 from damcha.checkpoint.resume import NAME as RESUME
 from damcha.checkpoint.resume import load_resume, save_resume
+from damcha.checkpoint.run import MAX_METRICS_BYTES, pick_device
 from damcha.checkpoint.weights import load_strictly, read_weights, write_weights
 from damcha.config import RunConfig, TrainConfig
 from damcha.data.datasets import ImageData, TextData, load_dataset
-from damcha.errors import ConfigError
+from damcha.errors import CheckpointError, ConfigError
 from damcha.model import TaskModel, build_model
 from damcha.tap import tap
 
@@ -62,14 +70,18 @@ def image_tensor(images: UInt8[np.ndarray, "batch height width c"]) -> Tensor:
 def _order(n: int, seed: int, first: int, count: int) -> NDArray[np.int64]:
     """Places first … first+count-1 of an endless sequence of shuffles of range(n)."""
     places = np.arange(first, first + count)
-    shuffles = {k: np.random.default_rng([seed, k]).permutation(n) for k in set(places // n)}
-    return np.array([shuffles[place // n][place % n] for place in places])
+    return np.array([_shuffle(n, seed, int(place // n))[place % n] for place in places])
+
+
+@functools.lru_cache(maxsize=2)
+def _shuffle(n: int, seed: int, k: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, k]).permutation(n)
 
 
 def _batch(
     data: ImageData | TextData, config: RunConfig, step: int, rank: int, world: int
 ) -> tuple[Tensor, Tensor]:
-    """This process's share of the global batch of a step: inputs and targets (labels)."""
+    """One process's share of the global batch of a step: inputs and targets (labels)."""
     size, seed = config.train.batch_size, config.train.seed
     if isinstance(data, TextData):
         length = config.data.seq_len
@@ -96,17 +108,18 @@ def held_out(data: ImageData | TextData, config: RunConfig, count: int) -> tuple
     return image_tensor(data.images[index]), torch.from_numpy(data.labels[index])
 
 
-def _check_data(data: ImageData | TextData, config: RunConfig) -> None:
-    if isinstance(data, TextData):
-        if len(data.bytes) < config.data.seq_len:
-            raise ConfigError(
-                f"seq_len: the text has {len(data.bytes)} bytes, fewer than seq_len="
-                f"{config.data.seq_len}; give more text or a smaller seq_len"
-            )
-    elif config.task == "image_classification" and len(data.class_names) > config.data.n_classes:
+def _check_classes(data: ImageData | TextData, config: RunConfig) -> None:
+    if isinstance(data, TextData) or config.task != "image_classification":
+        return
+    wanted, names = config.data, data.class_names
+    if len(names) > wanted.n_classes:
         raise ConfigError(
-            f"n_classes: the data has {len(data.class_names)} classes, more than n_classes="
-            f"{config.data.n_classes}"
+            f"n_classes: the data has {len(names)} classes, more than n_classes={wanted.n_classes}"
+        )
+    if wanted.class_names and wanted.class_names != names:
+        shown = ",".join(names[:12]) + ",…" * (len(names) > 12)
+        raise ConfigError(
+            f"class_names: they are not those of the data, {shown}; give these, or none"
         )
 
 
@@ -145,7 +158,7 @@ def evaluate(
     sums: dict[str, float] = {}
     for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
         for name, values in model.score(x.to(device), y.to(device)).items():
-            sums[name] = sums.get(name, 0.0) + float(values.double().sum())
+            sums[name] = sums.get(name, 0.0) + float(values.cpu().double().sum())
     model.train(was_training)
     return {name: total / len(inputs) for name, total in sums.items()}
 
@@ -166,10 +179,11 @@ def mean_metric(model: TaskModel, inputs: Tensor, batch_size: int = 64) -> Tenso
         if not capture.records:
             break
         # A static metric has one row for any batch: weigh it as if each example had its own.
-        batch = [r.metric.expand(len(x), -1, -1, -1).double().sum(0) for r in capture.records]
-        total = torch.stack(batch) if total is None else total + torch.stack(batch)
+        batch = [r.metric.expand(len(x), -1, -1, -1).sum(0) for r in capture.records]
+        part = torch.stack(batch).cpu().double()  # on the CPU, as some GPUs have no float64
+        total = part if total is None else total + part
     model.train(was_training)
-    return None if total is None else (total / len(inputs)).float().cpu()
+    return None if total is None else (total / len(inputs)).float()
 
 
 # -------------------------------------------------------------------- the loop
@@ -181,7 +195,7 @@ def train(
     data_root: str | Path,
     *,
     command: str = "",
-    device: str = "auto",
+    device: Literal["auto", "cpu"] = "auto",
     tensorboard: str | Path | None = None,
 ) -> Iterator[Progress]:
     """Train a run in `folder`, from where it stands, yielding every step.
@@ -207,98 +221,104 @@ def train(
     Raises
     ------
     ConfigError
-        If the folder holds another run, or the batch does not divide over the processes.
+        If the folder holds another run, the batch does not divide over the processes, or the loss
+        stops being a number.
+    CheckpointError
+        If what an interrupted run left in the folder is damaged.
     InputError
         If the data is not there or not what it should be.
     """
     folder = Path(folder)
     settings = config.train
     mixed = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[settings.precision]
-    on_cuda = torch.cuda.is_available() and device != "cpu"
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=mixed if on_cuda else "no")
+    kind = pick_device(device).type
+    # Told of the CPU only by its absence of GPUs, Accelerate would run each process on its own.
+    accelerator = Accelerator(cpu=kind == "cpu", mixed_precision=mixed if kind == "cuda" else "no")
     rank, world = accelerator.process_index, accelerator.num_processes
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != world:  # they would all write to one folder
+        raise ConfigError(
+            f"device: {started} processes were started, but on {kind} they cannot work together; "
+            "start one, or use --cpu"
+        )
     if settings.batch_size % world:
         raise ConfigError(
             f"batch_size: {settings.batch_size} examples do not divide over {world} processes"
         )
+    train_data = load_dataset(config.data, Path(data_root), "train")
+    valid_data = load_dataset(config.data, Path(data_root), "valid")
+    _check_classes(train_data, config)
+    _check_classes(valid_data, config)
+    valid = held_out(valid_data, config, settings.validation_examples)
+
     main = accelerator.is_main_process
     if main:
         _claim(folder, config)
     accelerator.wait_for_everyone()
-
-    train_data = load_dataset(config.data, Path(data_root), "train")
-    valid_data = load_dataset(config.data, Path(data_root), "valid")
-    _check_data(train_data, config)
-    _check_data(valid_data, config)
-    valid = held_out(valid_data, config, settings.validation_examples)
+    records = _read_records(folder)
+    state = load_resume(folder)
+    if state is None and len(records) == settings.epochs:
+        return
+    first_epoch = 0 if state is None else state["epoch"] + 1
+    if len(records) < first_epoch:
+        raise CheckpointError(
+            f"metrics.jsonl has {len(records)} epochs, but {RESUME} is from the end of epoch "
+            f"{first_epoch - 1}; put the right file back, or start again in another folder"
+        )
+    del records[first_epoch:]
 
     torch.manual_seed(settings.seed)
     plain = build_model(config)
-    state = load_resume(folder)
     if state is not None:
-        plain.load_state_dict(state["model"])
+        load_strictly(plain, state["model"], RESUME)
     objective, optimizer = accelerator.prepare(_Loss(plain), make_optimizer(plain, settings))
-    first_epoch, records = 0, []
+    scaler = accelerator.scaler
     if state is not None:
-        first_epoch = state["epoch"] + 1
         optimizer.load_state_dict(state["optimizer"])
-        if accelerator.scaler is not None and state["scaler"]:
-            accelerator.scaler.load_state_dict(state["scaler"])
-        records = _read_records(folder)[:first_epoch]
-    elif (folder / "metrics.jsonl").exists():
-        done = _read_records(folder)
-        if len(done) == settings.epochs:
-            return
-    writer = _tensorboard(tensorboard) if main and tensorboard else None
+        if scaler is not None and state["scaler"]:
+            scaler.load_state_dict(state["scaler"])
 
     per_epoch = settings.steps_per_epoch
     n_steps = settings.epochs * per_epoch
     tokens = settings.batch_size * config.seq_len
-    for epoch in range(first_epoch, settings.epochs):
-        began, losses = time.perf_counter(), []
-        plain.train()
-        for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
-            torch.manual_seed(settings.seed * 1_000_003 + step * world + rank)
-            inputs, targets = _batch(train_data, config, step, rank, world)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(settings, step)
-            loss = objective(inputs.to(accelerator.device), targets.to(accelerator.device))
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(plain.parameters(), settings.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            value = float(accelerator.reduce(loss.detach(), "mean"))
-            if not math.isfinite(value):
-                raise ConfigError(
-                    f"lr: the loss became {value} at step {step + 1}; epochs before {epoch} are "
-                    "kept. Train again in another folder with a lower lr or a longer warmup_steps"
-                )
-            losses.append(value)
-            if step + 1 < (epoch + 1) * per_epoch:
-                yield Progress(step + 1, n_steps, value, tokens)
-        record: dict[str, Any] = {
-            "epoch": epoch,
-            "step": (epoch + 1) * per_epoch,
-            "train_loss": sum(losses) / per_epoch,
-            **{f"valid_{k}": v for k, v in evaluate(plain, *valid).items()},
-            "learning_rate": learning_rate(settings, (epoch + 1) * per_epoch - 1),
-            "seconds": round(time.perf_counter() - began, 3),
-        }
-        records.append(record)
-        if main:
-            last = epoch == settings.epochs - 1
-            if last or epoch in settings.snapshots:
-                _snapshot(folder, plain, epoch, config, valid[0])
-            lines = "".join(json.dumps(item) + "\n" for item in records)
-            atomic_write(folder / "metrics.jsonl", lines)
-            if writer is not None:
-                for name, number in record.items():
-                    if name not in ("epoch", "step"):
-                        writer.add_scalar(name, number, record["step"])
-            if last:
-                _finish(folder, config, records, valid, train_data, valid_data, command)
-            else:
-                scaler = accelerator.scaler
+    with _tensorboard(tensorboard if main else None, first_epoch * per_epoch) as writer:
+        for epoch in range(first_epoch, settings.epochs):
+            began, losses = time.perf_counter(), []
+            plain.train()
+            for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
+                torch.manual_seed(settings.seed * 1_000_003 + step * world + rank)
+                inputs, targets = _batch(train_data, config, step, rank, world)
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(settings, step)
+                loss = objective(inputs.to(accelerator.device), targets.to(accelerator.device))
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(plain.parameters(), settings.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+                _check_finite(losses[-1], "loss", step + 1)
+                if step + 1 < (epoch + 1) * per_epoch:
+                    yield Progress(step + 1, n_steps, losses[-1], tokens)
+            record: dict[str, Any] = {
+                "epoch": epoch,
+                "step": (epoch + 1) * per_epoch,
+                "train_loss": sum(losses) / per_epoch,
+                **{f"valid_{k}": v for k, v in evaluate(plain, *valid).items()},
+                "learning_rate": learning_rate(settings, (epoch + 1) * per_epoch - 1),
+                "seconds": round(time.perf_counter() - began, 3),
+            }
+            # The epoch's last step may have ruined the weights after its loss was taken.
+            _check_finite(record["valid_loss"], "validation loss", record["step"])
+            records.append(record)
+            if main:
+                if epoch in settings.snapshots or epoch == settings.epochs - 1:
+                    _snapshot(folder, plain, epoch, config, valid[0])
+                lines = "".join(json.dumps(item) + "\n" for item in records)
+                atomic_write(folder / "metrics.jsonl", lines)
+                if writer is not None:
+                    for name, number in record.items():
+                        if name not in ("epoch", "step"):
+                            writer.add_scalar(name, number, record["step"])
                 saved = {
                     "epoch": epoch,
                     "model": plain.state_dict(),
@@ -306,9 +326,18 @@ def train(
                     "scaler": None if scaler is None else scaler.state_dict(),
                 }
                 save_resume(folder, saved)
-        yield Progress((epoch + 1) * per_epoch, n_steps, losses[-1], tokens, record)
-    if writer is not None:
-        writer.close()
+            yield Progress((epoch + 1) * per_epoch, n_steps, losses[-1], tokens, record)
+    if main:
+        where = f"{world} process{'es' * (world > 1)} on {accelerator.device.type}"
+        _finish(folder, config, records, valid, train_data, valid_data, command, where)
+
+
+def _check_finite(value: float, what: str, step: int) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(
+            f"lr: the {what} became {value} at step {step}; what earlier epochs saved is kept. "
+            "Train again in another folder with a lower lr or a longer warmup_steps"
+        )
 
 
 class _Loss(nn.Module):
@@ -327,7 +356,13 @@ class _Loss(nn.Module):
 
 def _claim(folder: Path, config: RunConfig) -> None:
     """Make the folder this run's, or refuse one that is another's."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made a run folder ({error.strerror}); choose another (--out)"
+        ) from None
+    remove_drafts(folder)
     path = folder / "config.json"
     if not path.exists():
         if any(folder.iterdir()):
@@ -347,7 +382,13 @@ def _read_records(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_text(path, MAX_METRICS_BYTES).splitlines()
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise CheckpointError(
+            f"metrics.jsonl is damaged ({error}); repair it, or start again in another folder"
+        ) from None
 
 
 def _snapshot(
@@ -373,8 +414,12 @@ def _finish(
     train_data: ImageData | TextData,
     valid_data: ImageData | TextData,
     command: str,
+    where: str,
 ) -> None:
-    """Write the card and the samples; the results in the card are those of the stored weights."""
+    """Write the samples and the card; the results in the card are those of the stored weights.
+
+    A run is complete when its resume state is gone.
+    """
     stored = build_model(config)
     last = folder / f"epoch-{config.train.epochs - 1:04d}.safetensors"
     weights = {name: w.float() for name, w in read_weights(last).items()}
@@ -388,19 +433,21 @@ def _finish(
         source=train_data.source,
         licence=train_data.licence,
         command=command,
-        versions=f"torch {torch.__version__}, Python {platform.python_version()}",
+        versions=f"torch {torch.__version__}, Python {platform.python_version()}; {where}",
     )
-    if not (folder / "samples").exists():
-        write_samples(folder / "samples", config, valid_data)
+    write_samples(folder / "samples", config, valid_data)
     atomic_write(folder / "README.md", card)
     (folder / RESUME).unlink(missing_ok=True)
 
 
-def _tensorboard(folder: str | Path) -> Any:
+def _tensorboard(folder: str | Path | None, step: int) -> Any:
+    """A context that gives a writer, or None; what the folder has after `step` is dropped."""
+    if folder is None:
+        return nullcontext()
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
             "tensorboard: not installed; `pip install tensorboard`, or train without it"
         ) from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from damcha.checkpoint.files import atomic_write, remove_drafts
 from damcha.config import RunConfig
 from damcha.data.datasets import ImageData, TextData
 
@@ -52,7 +54,7 @@ def model_card(
     source, licence
         Of the data.
     command, versions
-        What made this run.
+        What made this run, and with what.
     """
     model, settings, last = config.model, config.train, records[-1]
     if model.attention == "mha":
@@ -106,16 +108,17 @@ layer. One run, one seed: differences to other runs of the order of a seed's eff
 def write_samples(folder: Path, config: RunConfig, data: ImageData | TextData) -> None:
     """Write a few held-out inputs of the run's own domain, as PNG or text files."""
     folder.mkdir(parents=True, exist_ok=True)
+    remove_drafts(folder)
     if isinstance(data, TextData):
         length = config.data.seq_len
         for i, start in enumerate(np.linspace(0, len(data.bytes) - length, N_SAMPLES)):
             piece = data.bytes[int(start) : int(start) + length].tobytes()
-            (folder / f"text-{i}.txt").write_text(piece.decode(errors="ignore"), encoding="utf-8")
+            atomic_write(folder / f"text-{i}.txt", piece.decode(errors="ignore"))
         return
-    seen: set[int] = set()
-    for image, label in zip(data.images, data.labels, strict=True):
-        if int(label) in seen or len(seen) >= N_SAMPLES:
-            continue
-        seen.add(int(label))
+    labels, first = np.unique(data.labels, return_index=True)
+    for label, index in list(zip(labels, first, strict=True))[:N_SAMPLES]:
+        image = data.images[int(index)]
         name = "".join(c if c.isalnum() else "-" for c in data.class_names[int(label)].lower())
-        Image.fromarray(image.squeeze()).save(folder / f"{name}.png")
+        png = io.BytesIO()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(png, "PNG")
+        atomic_write(folder / f"{name[:40]}.png", png.getvalue())

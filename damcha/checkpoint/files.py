@@ -35,6 +35,12 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     _sync_folder(path.parent)
 
 
+def remove_drafts(folder: str | Path) -> None:
+    """Delete what writers that were killed left in a folder; none may be writing there now."""
+    for draft in Path(folder).glob(".*.tmp"):
+        draft.unlink(missing_ok=True)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut (Windows cannot open folders, and needs no such step)."""
     if os.name == "posix":

@@ -35,12 +35,12 @@ def load_resume(folder: Path) -> dict[str, Any] | None:
         return None
     path = regular_file(folder / NAME, 4 * MAX_FILE_BYTES)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{NAME} is damaged ({str(error).splitlines()[0][:80]}); delete it to start this "
+            f"{NAME} is damaged ({str(error).partition(chr(10))[0][:80]}); delete it to start this "
             "run again from epoch 0"
         ) from None
-    if not isinstance(state, dict) or "epoch" not in state:
+    if not isinstance(state, dict) or not {"epoch", "model", "optimizer", "scaler"} <= set(state):
         raise CheckpointError(f"{NAME} is not a training state; delete it to start again")
     return state
