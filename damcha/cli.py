@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from damcha.errors import ConfigError, DamchaError, InputError
 
+if TYPE_CHECKING:  # torch is imported by the commands that need it
+    from damcha.training import Progress
+
 
 class _Group(click.Group):
-    """Shows our own errors as one line; anything else is a bug and keeps its traceback."""
+    """Shows our own errors, and the system's, as one line; a bug keeps its traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except DamchaError as error:
             click.echo(f"damcha: {error}", err=True)
+            sys.exit(2)
+        except OSError as error:  # a full disk, a file without permission
+            if error.strerror is None:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"damcha: {where}{error.strerror}", err=True)
             sys.exit(2)
 
 
@@ -55,10 +67,10 @@ def train(
 ) -> None:
     """Train PRESET, or continue it where it was stopped.
 
-    Under torchrun or accelerate launch, several processes share each batch.
+    Several processes, on GPUs or the CPU, share each batch under `torchrun --nproc-per-node N -m
+    damcha.cli train …` or `accelerate launch --multi_gpu --num_processes N -m damcha.cli train …`.
+    (With its own option --cpu, accelerate launch starts one process only.)
     """
-    from tqdm import tqdm
-
     from damcha.presets import PRESETS, SHIPPED
     from damcha.training import train as run_training
 
@@ -73,27 +85,46 @@ def train(
         raise ConfigError(f"{preset}: no such preset; choose from {names}")
     config = PRESETS[base].override({**settings, **_settings(pairs)})
     folder = out or Path("runs") / config.name
-    command = " ".join(["damcha train", preset, *(f"--set {pair}" for pair in pairs)])
-    device = "cpu" if cpu else "auto"
-    bar: tqdm[Any] | None = None
+    # The card is published: of the data's place it tells the last part only.
+    words = ["damcha", "train", preset, "--data", data.resolve().name, *["--cpu"] * cpu]
+    command = shlex.join(words + [word for pair in pairs for word in ("--set", pair)])
     progress = run_training(
-        config, folder, data, command=command, device=device, tensorboard=tensorboard
-    )
+        config, folder, data, command=command, device="cpu" if cpu else "auto",
+        tensorboard=tensorboard,
+    )  # fmt: skip
+    if os.environ.get("RANK", "0") != "0":  # set by torchrun and accelerate: one process speaks
+        for _ in progress:
+            pass
+        return
+    try:
+        trained = _show(progress)
+    except KeyboardInterrupt:
+        click.echo(
+            f"stopped; the same command continues {folder} after its last finished epoch", err=True
+        )
+        sys.exit(130)
+    click.echo(f"{folder} is complete" + ("" if trained else ": nothing left to train"))
+
+
+def _show(progress: Iterator[Progress]) -> bool:
+    """Show training as it goes: loss, throughput, time left. Return whether there was any."""
+    from tqdm import tqdm
+
+    bar: tqdm[Any] | None = None
     for now in progress:
         if bar is None:
-            bar = tqdm(total=now.n_steps, initial=now.step - 1, unit="step", smoothing=0.05)
+            bar = tqdm(total=now.n_steps, initial=now.step, unit="step", smoothing=0.05)
         bar.update(now.step - bar.n)
-        rate = bar.format_dict["rate"]
-        speed = f"{rate * now.tokens:,.0f} tokens/s" if rate else ""
-        bar.set_postfix_str(f"loss {now.loss:.4f} {speed}")
+        state = bar.format_dict
+        rate = state["rate"] or (bar.n - bar.initial) / max(state["elapsed"], 1e-9)
+        speed = f", {rate * now.tokens:,.0f} tokens/s" if rate else ""
+        bar.set_postfix_str(f"loss {now.loss:.4f}{speed}")
         if now.record is not None:
             shown = ", ".join(f"{k} {v:.4f}" for k, v in now.record.items() if "_loss" in k)
             bar.write(f"epoch {now.record['epoch']}: {shown}")
-    if bar is None:
-        click.echo(f"{folder} is complete: nothing left to train")
-    else:
+    if bar is not None:
         bar.close()
-        click.echo(f"{folder} is complete")
+    return bar is not None
 
 
 def _block(context: click.Context, option: click.Parameter, value: str | None) -> Any:
