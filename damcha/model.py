@@ -6,7 +6,8 @@ TaskModel
 ├── ByteLM                predicts each byte from the bytes before it (cross-entropy)
 └── ImageClassifier       a ViT with mean pooling (cross-entropy)
 
-Images are float [B, C, H, W] in [-1, 1]; text is int64 bytes [B, L]. A patch is a vector in
+Images are float [B, C, H, W] in [-1, 1]; text is int64 bytes [B, L]; a model moves its inputs to
+its own device. A patch is a vector in
 (row, column, channel) order, patches go row by row from the top left.
 """
 
@@ -186,7 +187,7 @@ class _ImageModel(TaskModel):
                 f"images have shape {tuple(images.shape)}; this model takes (batch, "
                 f"{', '.join(map(str, expected))})"
             )
-        return patchify(images, data.patch_size)
+        return patchify(images.to(self.embed.weight.device), data.patch_size)
 
 
 def _pixel_head(config: RunConfig) -> nn.Sequential:
@@ -317,6 +318,7 @@ class ByteLM(TaskModel):
             raise InputError(
                 f"text has shape {tuple(inputs.shape)}; this model takes (batch, 1 to {limit})"
             )
+        inputs = inputs.to(self.embed.weight.device)
         start = inputs.new_full((inputs.shape[0], 1), self.START)
         x = self.embed(torch.cat((start, inputs[:, :-1]), dim=1))
         return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]

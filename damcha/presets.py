@@ -46,7 +46,7 @@ def _text() -> RunConfig:
             positions="rotary",
             metric=MetricConfig(hidden_dims=(32, 32), context="causal", context_stride=16),
         ),
-        train=TrainConfig(steps_per_epoch=50, batch_size=16, lr=3e-3, validation_examples=256),
+        train=TrainConfig(steps_per_epoch=40, batch_size=16, lr=3e-3, validation_examples=256),
     )
 
 

@@ -272,8 +272,35 @@ class CrossHeadMetric(nn.Module):
                 metric = (metric + metric.transpose(-1, -2)) / 2
         return unblocks(self._scale(blocks(metric, h)))
 
+    @property
+    def _is_linear(self) -> bool:
+        """Whether M is linear in f_θ's output, so that RowSum commutes with its last layer."""
+        return self.config.constraint in ("free", "symmetric") and (
+            self.config.off_diagonal == "direct"
+        )
+
+    def _linear_rows(self, raw: Float[Tensor, "d_squared *rest"]) -> Float[Tensor, "h e e *rest"]:
+        """RowSum of a linear construction along the *first* axis, of outputs or of weights.
+
+        First, so that the sum runs over long contiguous rows: 17 times faster for f_θ's weights
+        than over their transpose (d = 512, w = 256, one CPU thread).
+        """
+        h, e = self.n_heads, self.d_head
+        on, off = self.config.diagonal_scale, self.config.off_diagonal_scale
+        parts = raw.unflatten(0, (h, e, h, e))  # (a, i, b, j, …)
+        rows = parts.sum(2)
+        symmetric = self.config.constraint == "symmetric"
+        if symmetric:
+            rows = (rows + parts.sum(0).movedim(0, 2)) / 2  # Σ_b N_baᵀ: (j, a, i) → (a, i, j)
+        if on == off == 1:
+            return rows
+        diagonal = parts.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # N_aa: (a, i, j, …)
+        if symmetric:
+            diagonal = (diagonal + diagonal.transpose(1, 2)) / 2
+        return off * rows + (on - off) * diagonal
+
     def _rows(self, raw: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch h e e"]:
-        """R from f_θ's output without forming M; linear in `raw` for free and symmetric metrics."""
+        """R from the output of a factored or combined construction, without forming M."""
         config, h, e = self.config, self.n_heads, self.d_head
         on, off = config.diagonal_scale, config.off_diagonal_scale
         if config.constraint in ("psd", "low_rank"):
@@ -285,43 +312,29 @@ class CrossHeadMetric(nn.Module):
                 eye = torch.eye(e, dtype=raw.dtype, device=raw.device)
                 rows = rows + on * config.psd_epsilon * eye
             return rows
-        if config.off_diagonal != "direct":
-            own = raw.unflatten(-1, (h, e, e))
-            apart = 1 - torch.eye(h, dtype=raw.dtype, device=raw.device)  # a ≠ b
-            if config.off_diagonal == "linear_combination":
-                mix = torch.einsum("abk,ab->ak", self.alpha, apart)
-                others = torch.einsum("ak,...kij->...aij", mix, own)
-            else:
-                others = torch.einsum("aibj,ab->aij", self.separate.unflatten(-1, (h, e)), apart)
-            return on * own + off * others
-        parts = raw.unflatten(-1, (h, e, h, e))  # (a, i, b, j)
-        rows = parts.sum(-2)
-        if config.constraint == "symmetric":
-            columns = parts.sum(-4).movedim(-3, -1)  # Σ_b N_baᵀ: (j, a, i) → (a, i, j)
-            rows = (rows + columns) / 2
-        if on == off == 1:
-            return rows
-        diagonal = parts.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # N_aa [..., h, e, e]
-        if config.constraint == "symmetric":
-            diagonal = (diagonal + diagonal.transpose(-1, -2)) / 2
-        return off * rows + (on - off) * diagonal
+        own = raw.unflatten(-1, (h, e, e))
+        apart = 1 - torch.eye(h, dtype=raw.dtype, device=raw.device)  # a ≠ b
+        if config.off_diagonal == "linear_combination":
+            mix = torch.einsum("abk,ab->ak", self.alpha, apart)
+            others = torch.einsum("ak,...kij->...aij", mix, own)
+        else:
+            others = torch.einsum("aibj,ab->aij", self.separate.unflatten(-1, (h, e)), apart)
+        return on * own + off * others
 
     def _raw(self, context: Tensor | None) -> Tensor:
         if context is None:
             return self.constant[None, None]
         return self.output(self.hidden(context))  # type: ignore[no-any-return]
 
-    def _fused_rows(self, context: Tensor | None) -> Tensor:
-        config = self.config
-        linear = config.constraint in ("free", "symmetric") and config.off_diagonal == "direct"
-        if context is None or not linear:
+    def _fused_rows(self, context: Tensor | None) -> Float[Tensor, "batch positions h e e"]:
+        if not self._is_linear:
             return self._rows(self._raw(context))
-        hidden = self.hidden(context)
-        weight = self._rows(self.output.weight.T).flatten(1)  # [w, h·e·e]
-        bias = self._rows(self.output.bias).flatten()
-        shape = (self.n_heads, self.d_head, self.d_head)
-        # Under autocast the reduced weights follow the dtype that a Linear would use.
-        return torch.nn.functional.linear(hidden, weight.T, bias).unflatten(-1, shape)
+        if context is None:
+            return self._linear_rows(self.constant)[None, None]
+        weight = self._linear_rows(self.output.weight).flatten(0, 2)  # [h·e·e, w]
+        bias = self._linear_rows(self.output.bias).flatten()
+        rows = nn.functional.linear(self.hidden(context), weight, bias)
+        return rows.unflatten(-1, (self.n_heads, self.d_head, self.d_head))
 
     # ---------------------------------------------------------------- public
 
