@@ -1,0 +1,189 @@
+"""The only cached functions: runs, models, results, attention maps.
+
+Keys are our own digests and file times, never Streamlit's sampling of large arrays. Models are
+shared by all sessions (captures go through `damcha.tap`, so they cannot mix); what came from a
+user's input belongs to the user's session.
+"""
+
+from __future__ import annotations
+
+import os
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from app.state import Given
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from damcha.analysis.geometry import Geometry
+    from damcha.checkpoint.run import Run
+    from damcha.gallery import Subject
+    from damcha.model import TaskModel
+
+Broken = tuple[tuple[str, str], ...]
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def run_folders() -> list[Path]:
+    """Folders whose runs the app offers: DAMCHA_RUNS, or checkpoints/ and runs/ of the project."""
+    if listed := os.environ.get("DAMCHA_RUNS"):
+        return [Path(part) for part in listed.split(os.pathsep) if part]
+    home = Path(__file__).resolve().parent.parent
+    return [home / name for name in ("checkpoints", "runs") if (home / name).is_dir()]
+
+
+def runs() -> tuple[dict[str, Run], Broken]:
+    """Return the runs by name, and the folders that cannot be opened with the reason."""
+    found: dict[str, Run] = {}
+    broken: Broken = ()
+    for folder in run_folders():
+        good, bad = _runs_in(str(folder), _stamp(folder))
+        for run in good:
+            found[f"{folder.name}/{run.name}" if run.name in found else run.name] = run
+        broken += bad
+    return found, broken
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _runs_in(folder: str, stamp: Stamp) -> tuple[tuple[Run, ...], Broken]:
+    from damcha.checkpoint.run import list_runs
+    from damcha.errors import CheckpointError
+
+    try:
+        good, bad = list_runs(folder)
+    except CheckpointError as error:
+        return (), ((folder, str(error)),)
+    return tuple(good), tuple(bad)
+
+
+def _stamp(folder: Path) -> Stamp:
+    """Names, sizes and times of all files of all runs: what makes a listing stale."""
+    found: list[tuple[str, int, int]] = []
+    try:
+        for entry in os.scandir(folder):
+            if entry.is_dir() and not entry.name.startswith("."):
+                found += (
+                    (f"{entry.name}/{file.name}", info.st_size, info.st_mtime_ns)
+                    for file in os.scandir(entry.path)
+                    for info in [file.stat(follow_symlinks=False)]
+                )
+    except OSError:
+        pass  # a run that is being moved: list_runs will say what is wrong
+    return tuple(sorted(found))
+
+
+def _run_key(run: Run) -> tuple[str, Stamp]:
+    return str(run.path), tuple((file.name, *_times(file)) for file in run.files)
+
+
+def _times(file: Path) -> tuple[int, int]:
+    try:
+        info = file.stat()
+    except OSError:
+        return 0, 0
+    return info.st_size, info.st_mtime_ns
+
+
+_HASHES = {
+    "damcha.checkpoint.run.Run": _run_key,
+    "damcha.gallery.Subject": lambda subject: (
+        _run_key(subject.run),
+        subject.epoch,
+        subject.example.digest,
+    ),
+    Given: attrgetter("digest"),
+}
+
+
+@st.cache_resource(max_entries=12, show_spinner=False, hash_funcs=_HASHES)
+def model(run: Run, epoch: int, device: str) -> TaskModel:
+    """Return the model of an epoch, shared by all sessions and never changed."""
+    return run.load(epoch, device)  # type: ignore[arg-type]
+
+
+@st.cache_resource(max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def subject(
+    run: Run, epoch: int, device: str, given: Given, invert: bool, frame: int
+) -> Subject:
+    """Return an input's metric and answer in one snapshot of a run."""
+    from damcha.gallery import open_subject
+
+    if run.task == "language_modelling":
+        source: str | bytes = given.content.decode() if given.kind == "text" else given.content
+        options = {}
+    else:
+        source, options = given.content, {"invert": invert, "frame": frame}
+    example = run.prepare(source, name=given.name, **options)
+    return open_subject(run, epoch, example, model=model(run, epoch, device))
+
+
+@st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def geometry(subject: Subject, source: int, position: int) -> Geometry:
+    """Return the numbers of one metric."""
+    from damcha import gallery
+
+    return gallery.geometry(subject, source, position)
+
+
+@st.cache_resource(max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def attention_maps(subject: Subject, device: str, layer: int) -> np.ndarray:
+    """Return one layer's attention probabilities [h, L, L]."""
+    from damcha.analysis.inspection import attention_maps
+
+    return attention_maps(model(subject.run, subject.epoch, device), subject.example, layer)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def sample(path: str, time: int) -> Given:
+    """Return a sample that came with a run."""
+    return Given.of("sample", Path(path).name, Path(path).read_bytes())
+
+
+@st.cache_data(max_entries=64, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def n_frames(given: Given) -> int:
+    """Return how many frames a picture has, without decoding it; 1 where that is unknown."""
+    import io
+
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(given.content), formats=("GIF", "PNG", "WEBP", "TIFF")) as image:
+            return int(getattr(image, "n_frames", 1))
+    except Exception:  # whatever is wrong with it, the reader of pictures says it
+        return 1
+
+
+@st.cache_data(max_entries=32, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def preview(subject: Subject) -> np.ndarray:
+    """Return the picture as the user gave it, upright, at most 320 pixels a side."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = subject.example.original.pixels
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    image.thumbnail((320, 320))
+    return np.asarray(image)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def thumbnail(path: str, time: int) -> str:
+    """Return a small picture of a sample as a data URL; empty where it cannot be read."""
+    import base64
+    import io
+
+    from PIL import Image
+
+    from damcha.data.images import fit_image, read_image
+    from damcha.errors import InputError
+
+    try:
+        pixels, _ = fit_image(read_image(Path(path)), 72, 3)
+    except InputError:
+        return ""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

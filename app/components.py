@@ -1,0 +1,167 @@
+"""Two small elements that Streamlit lacks: a gallery of thumbnails, and pasting a picture.
+
+Both are a few lines of our own script in the page; no package, no host outside. Data reaches them
+as JSON and is put into the page as text or as an image source, never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+_GALLERY_CSS = """
+.grid { display: grid; grid-template-columns: repeat(4, 1fr); gap: 6px; }
+button { all: unset; cursor: pointer; border-radius: 6px; padding: 3px; position: relative;
+  border: 1px solid color-mix(in srgb, var(--st-text-color) 18%, transparent); }
+button img { width: 100%; aspect-ratio: 1; display: block; border-radius: 3px;
+  image-rendering: auto; }
+button:hover { border-color: var(--st-primary-color); }
+button:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 2px; }
+button[aria-checked="true"] { border-color: var(--st-primary-color);
+  box-shadow: 0 0 0 1px var(--st-primary-color); }
+button[aria-checked="true"]::after { content: "✓"; position: absolute; right: 1px; bottom: 1px;
+  font: 600 11px/15px var(--st-font); width: 15px; text-align: center; border-radius: 4px;
+  color: var(--st-background-color); background: var(--st-primary-color); }
+"""
+
+_GALLERY_JS = """
+export default function ({ parentElement, data, setTriggerValue }) {
+  const grid = parentElement.querySelector(".grid");
+  const shown = JSON.stringify(data.items.map((item) => item.name));
+  if (grid.dataset.shown !== shown) {
+    grid.replaceChildren(...data.items.map((item) => {
+      const button = document.createElement("button");
+      const image = document.createElement("img");
+      image.src = item.source;
+      image.alt = "";
+      button.type = "button";
+      button.title = item.label;
+      button.dataset.name = item.name;
+      button.setAttribute("role", "radio");
+      button.setAttribute("aria-label", item.label);
+      button.append(image);
+      return button;
+    }));
+    grid.dataset.shown = shown;
+  }
+  const buttons = [...grid.children];
+  const mark = (name) => buttons.forEach((button) => {
+    const chosen = button.dataset.name === name;
+    button.setAttribute("aria-checked", chosen);
+    button.tabIndex = chosen ? 0 : -1;
+  });
+  mark(data.chosen);
+  if (!buttons.some((button) => button.tabIndex === 0) && buttons[0]) buttons[0].tabIndex = 0;
+  const choose = (button) => {
+    mark(button.dataset.name);
+    setTriggerValue("chosen", button.dataset.name);
+  };
+  buttons.forEach((button, k) => {
+    button.onclick = () => choose(button);
+    button.onkeydown = (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 4, ArrowLeft: -1, ArrowUp: -4 }[event.key];
+      if (step) {
+        const next = buttons[k + step];
+        if (next) { next.focus(); choose(next); }
+        event.preventDefault();
+      } else if (event.key === " " || event.key === "Enter") {
+        choose(button);
+        event.preventDefault();
+      }
+    };
+  });
+}
+"""
+
+_PASTE_CSS = """
+button { font: inherit; font-size: 14px; width: 100%; min-height: 38px; cursor: pointer;
+  border-radius: 6px; color: var(--st-text-color); background: transparent;
+  border: 1px solid color-mix(in srgb, var(--st-text-color) 22%, transparent); }
+button:hover { border-color: var(--st-primary-color); color: var(--st-primary-color); }
+button:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 2px; }
+p { font: 13px/1.35 var(--st-font); margin: 4px 0 0; color: var(--st-text-color); }
+p:empty { display: none; }
+"""
+
+_PASTE_JS = """
+export default function ({ parentElement, data, setTriggerValue }) {
+  const button = parentElement.querySelector("button");
+  const words = parentElement.querySelector("p");
+  const send = (blob) => {
+    if (blob.size > data.most) {
+      words.textContent = `That picture has more than ${data.most / 1e6} MB.`;
+      return;
+    }
+    const reader = new FileReader();
+    reader.onload = () => {
+      words.textContent = "";
+      setTriggerValue("picture", reader.result.split(",")[1] ?? "");
+    };
+    reader.readAsDataURL(blob);
+  };
+  const onPaste = (event) => {
+    const item = [...(event.clipboardData?.items ?? [])].find(
+      (item) => item.kind === "file" && item.type.startsWith("image/"));
+    if (!item) return;
+    event.preventDefault();
+    send(item.getAsFile());
+  };
+  document.addEventListener("paste", onPaste);
+  button.onclick = async () => {
+    try {
+      for (const item of await navigator.clipboard.read()) {
+        const type = item.types.find((type) => type.startsWith("image/"));
+        if (type) return send(await item.getType(type));
+      }
+      words.textContent = "There is no picture on the clipboard.";
+    } catch {
+      words.textContent = "The browser keeps the clipboard closed; press Ctrl+V or ⌘V instead.";
+    }
+  };
+  return () => document.removeEventListener("paste", onPaste);
+}
+"""
+
+MAX_PASTED = 20_000_000
+
+_gallery = st.components.v2.component(
+    "damcha_gallery",
+    html='<div class="grid" role="radiogroup" aria-label="Samples"></div>',
+    css=_GALLERY_CSS,
+    js=_GALLERY_JS,
+)
+_paste = st.components.v2.component(
+    "damcha_paste",
+    html='<button type="button">Paste a picture</button><p role="status"></p>',
+    css=_PASTE_CSS,
+    js=_PASTE_JS,
+)
+
+
+def gallery(items: Sequence[tuple[str, str, str]], chosen: str, key: str) -> str | None:
+    """Show thumbnails (name, label, data URL); return the name just clicked, if any."""
+    data: dict[str, Any] = {
+        "items": [{"name": n, "label": label, "source": source} for n, label, source in items],
+        "chosen": chosen,
+    }
+    picked = _gallery(data=data, key=key, on_chosen_change=_nothing).chosen
+    return picked if picked in {name for name, _, _ in items} else None
+
+
+def paste(key: str) -> bytes | None:
+    """Show a paste button, listen for Ctrl+V; return the file of a picture just pasted."""
+    sent = _paste(data={"most": MAX_PASTED}, key=key, on_picture_change=_nothing).picture
+    if not isinstance(sent, str) or len(sent) > 2 * MAX_PASTED:
+        return None
+    try:
+        return base64.b64decode(sent, validate=True)
+    except binascii.Error:
+        return None
+
+
+def _nothing() -> None:
+    """Only so that Streamlit knows the trigger's name."""

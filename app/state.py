@@ -1,0 +1,214 @@
+"""What one browser tab has chosen: the only module that touches Streamlit's session and the URL.
+
+    URL ──first run──▶ Session ◀──bind──▶ widgets
+     ▲                    │
+     └────write_url───────┘
+
+A widget is bound to a field of the Session by its key. Values outlive widgets that are not drawn
+for a while, and a value that is no longer possible falls back to the default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import streamlit as st
+
+if TYPE_CHECKING:  # the first picture does not wait for torch
+    from damcha.gallery import Subject
+
+Kind = Literal["sample", "upload", "camera", "text"]
+MAX_URL_TEXT = 2000
+"""Longest text, in characters, that a link carries."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """An input as the user gave it."""
+
+    kind: Kind
+    name: str
+    content: bytes
+    """The file; of a text, its UTF-8."""
+    digest: str
+    """SHA-256 of kind, name and content: what caches go by."""
+
+    @classmethod
+    def of(cls, kind: Kind, name: str, content: bytes) -> Given:
+        """Return an input with its digest."""
+        head = f"{kind}\0{name}\0".encode("utf-8", "replace")
+        return cls(kind, name, content, hashlib.sha256(head + content).hexdigest())
+
+
+@dataclass
+class Session:
+    """All that one browser tab has chosen, and the last result that it saw."""
+
+    run: str = ""
+    epoch: int = -1
+    device: str = "auto"
+    image_input: Kind = "sample"
+    text_input: Kind = "sample"
+    sample: str = ""
+    text: str = ""
+    upload: Given | None = None
+    photo: Given | None = None
+    document: Given | None = None
+    file_id: str = ""
+    """Of the last file taken from an uploader, which keeps handing it out."""
+    invert: bool = False
+    frame: int = 0
+    view: str = "full"
+    layer: int = 0
+    position: int = -1
+    block: tuple[int, int] | None = None
+    attention_layer: int = 0
+    attention_head: int = 0
+    attention_query: int = -1
+    venue: str = "icml"
+    column: str = "single"
+    shown: Subject | None = None
+    """The last result that worked: it stays on the page while something else does not."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences about the link that this session came by."""
+    linked: set[str] = field(default_factory=set)
+    """Fields whose value came by the link and has not been checked yet."""
+
+
+_KEY = "damcha"
+_INTEGERS = ("epoch", "layer", "position", "frame")
+_NUMBERS = {"attention": ("attention_layer", "attention_head", "attention_query")}
+_WORDS = ("run", "sample", "view", "device")
+
+
+def session() -> Session:
+    """Return this tab's Session; the first time, made from the URL."""
+    if _KEY not in st.session_state:
+        st.session_state[_KEY] = from_url(st.query_params.to_dict())
+    found: Session = st.session_state[_KEY]
+    return found
+
+
+def bind(name: str, options: Sequence[Hashable] | None = None, default: Any = None) -> str:
+    """Join a field of the Session to the widget drawn next, and return the widget's key.
+
+    What the user set in the widget goes to the field, and is settled there.
+    """
+    s = session()
+    told = st.session_state.get(name)
+    # A button group gives None when its choice is clicked again: that changes nothing.
+    if name in st.session_state and (told is not None or options is None or None in options):
+        if told != getattr(s, name):
+            setattr(s, name, told)
+            s.notices.clear()
+            s.linked.discard(name)
+    settle(name, options, default)
+    value = getattr(s, name)
+    # Setting an equal value again would overwrite what somebody is typing.
+    if name not in st.session_state or st.session_state[name] != value:
+        st.session_state[name] = value
+    return name
+
+
+def settle(name: str, options: Sequence[Hashable] | None = None, default: Any = None) -> None:
+    """Make a field one of `options`: else it becomes `default`, or the first of them.
+
+    If the impossible value came by the link, a notice says so.
+    """
+    s = session()
+    value = getattr(s, name)
+    if options is not None and value not in options:
+        if name in s.linked:
+            s.notices.append(
+                f"The link asks for {name.replace('_', ' ')} “{value}”, which is not there; "
+                "the usual one is shown."
+            )
+        setattr(s, name, options[0] if default is None else default)
+    s.linked.discard(name)
+
+
+def assign(name: str, value: Any) -> None:
+    """Set a field, and the widget bound to it if that is drawn later in this run."""
+    setattr(session(), name, value)
+    st.session_state[name] = value
+
+
+def from_url(query: Mapping[str, str]) -> Session:
+    """Return the Session that a link describes; what cannot be read gets a notice."""
+    s = Session()
+    wrong = []
+    for name in _WORDS:
+        if name in query:
+            setattr(s, name, query[name][:200])
+            s.linked.add(name)
+    for name in _INTEGERS:
+        if name in query:
+            try:
+                setattr(s, name, _integer(query[name]))
+                s.linked.add(name)
+            except ValueError:
+                wrong.append(name)
+    for name, fields in {**_NUMBERS, "block": ("",) * 2}.items():
+        if name not in query:
+            continue
+        try:
+            numbers = [_integer(part) for part in query[name].split(",")]
+            if len(numbers) != len(fields):
+                raise ValueError
+        except ValueError:
+            wrong.append(name)
+            continue
+        if name == "block":
+            s.block = (numbers[0], numbers[1])
+            s.linked.add("block")
+        else:
+            for field_name, number in zip(fields, numbers, strict=True):
+                setattr(s, field_name, number)
+                s.linked.add(field_name)
+    if query.get("text", "").strip():
+        s.text, s.text_input = query["text"][:MAX_URL_TEXT], "text"
+    s.invert = query.get("invert") == "1"
+    if wrong:
+        s.notices.append(
+            f"The link's {', '.join(wrong)} cannot be read; the usual values are shown."
+        )
+    return s
+
+
+def write_url(subject: Subject | None) -> None:
+    """Put the state into the address bar, so that a link reopens what is on the screen."""
+    s = session()
+    query: dict[str, str] = {"run": s.run, "epoch": str(s.epoch)}
+    if subject is not None:
+        is_text = subject.run.task == "language_modelling"
+        kind = s.text_input if is_text else s.image_input
+        if is_text and kind == "text":
+            query["text"] = s.text[:MAX_URL_TEXT]
+        elif kind == "sample" and s.sample:
+            query["sample"] = s.sample
+        if s.invert and not is_text:
+            query["invert"] = "1"
+        query["view"] = s.view
+        if subject.inspection.metrics is not None:
+            if len(subject.inspection.metrics) > 1:
+                query["layer"] = str(s.layer)
+            if subject.inspection.metrics.shape[1] > 1:
+                query["position"] = str(s.position)
+            if s.block is not None:
+                query["block"] = f"{s.block[0]},{s.block[1]}"
+        numbers = (getattr(s, name) for name in _NUMBERS["attention"])
+        query["attention"] = ",".join(map(str, numbers))
+    if s.device != "auto":
+        query["device"] = s.device
+    if st.query_params.to_dict() != query:
+        st.query_params.from_dict(query)
+
+
+def _integer(text: str) -> int:
+    number = int(text)
+    if not -1 <= number < 10_000_000:
+        raise ValueError
+    return number

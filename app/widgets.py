@@ -1,0 +1,359 @@
+"""What pages are made of: the sidebar's pickers, a figure with its exports, guarded parts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import streamlit as st
+
+from app import cache, components, state
+from app.state import Given
+from damcha.errors import DamchaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streamlit.runtime.uploaded_file_manager import UploadedFile
+
+    from damcha.checkpoint.run import Run
+    from damcha.figures.spec import Figure
+    from damcha.gallery import Subject
+
+log = logging.getLogger("damcha.app")
+
+TASKS = {
+    "image_autoregression": "predicts each patch of a picture from the earlier ones",
+    "image_reconstruction": "fills in hidden rows of patches",
+    "language_modelling": "predicts each byte of a text from the earlier ones",
+    "image_classification": "names the class of a picture",
+}
+INPUTS: dict[bool, tuple[state.Kind, ...]] = {
+    False: ("sample", "upload", "camera"),
+    True: ("sample", "text", "upload"),
+}
+INPUT_NAMES = {"sample": "Sample", "upload": "Upload", "camera": "Camera", "text": "Write"}
+FORMATS = {
+    "pdf": "application/pdf",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "npz": "application/octet-stream",
+    "csv": "text/csv",
+    "json": "application/json",
+}
+PLOTLY = {
+    "displaylogo": False,
+    "displayModeBar": False,  # double click resets a zoom; exports have their own menu
+    "doubleClick": "reset",
+}
+
+GRID = np.array([86, 180, 233], np.uint8)
+
+
+def plain(text: str) -> str:
+    """Escape what Streamlit would read as Markdown: names and texts come from users."""
+    line = " ".join(text.split())
+    return "".join(f"\\{c}" if c in r"\`*_{}[]()<>#+-.!|~:$@&=/^" else c for c in line)
+
+
+def dark() -> bool:
+    """Say whether this browser shows the dark theme."""
+    return getattr(getattr(st.context, "theme", None), "type", None) == "dark"
+
+
+@contextmanager
+def guard(what: str) -> Iterator[None]:
+    """Turn an error in a part of the page into one sentence there and one line in the log."""
+    try:
+        yield
+    except DamchaError as error:
+        tell(str(error))
+    except Exception:
+        log.exception("%s failed", what)
+        st.error(f"{what} cannot be shown because of a fault of this program; its log says more.")
+
+
+def tell(sentence: str) -> None:
+    """Show what is wrong, and log it."""
+    log.warning("%s", " ".join(sentence.split()))
+    st.error(plain(sentence[0].upper() + sentence[1:]), icon=":material/error:")
+
+
+# The sidebar --------------------------------------------------------------------------------------
+
+
+def pick_run(runs: Mapping[str, Run], broken: cache.Broken) -> Run:
+    """Draw the picker of runs and return the chosen one."""
+    names = sorted(runs)
+    first = next((name for name in ("fashion-damcha", *names) if name in runs), names[0])
+    name = st.selectbox("Run", names, key=state.bind("run", names, first))
+    run = runs[name]
+    st.caption(f"{run.config.model.attention.upper()}, {TASKS[run.task]}")
+    if broken:
+        with st.expander(f"{len(broken)} not usable"):
+            for folder, reason in broken:
+                st.caption(f"**{plain(folder)}**: {plain(reason)}")
+    return run
+
+
+def pick_epoch(run: Run) -> int:
+    """Draw the picker of epochs and return the chosen one."""
+    help_ = "Weights at the end of this epoch, counted from 0."
+    key = state.bind("epoch", run.epochs, run.epochs[-1])
+    if len(run.epochs) == 1:
+        st.markdown(f"Epoch **{run.epochs[0]}**, the only one of this run", help=help_)
+        return run.epochs[0]
+    return int(st.select_slider("Epoch", run.epochs, key=key, help=help_))
+
+
+def pick_layer(run: Run) -> int:
+    """Draw the picker of the layer whose metric is shown, where each layer has its own."""
+    model = run.config.model
+    if model.attention != "damcha" or model.metric.sharing == "stack":
+        return 0
+    layers = range(model.n_layers)
+    help_ = "This run has one metric per layer."
+    return int(st.segmented_control("Metric of layer", layers, key=state.bind("layer", layers),
+                                    help=help_) or 0)
+
+
+def pick_device() -> str:
+    """Draw the picker of devices and return the chosen name."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    names = ["auto", *(name for name, present in there.items() if present), "cpu"]
+    best = names[1]
+    return str(
+        st.selectbox(
+            "Device",
+            names,
+            key=state.bind("device", names),
+            format_func=lambda name: f"auto ({best})" if name == "auto" else name,
+            help="What the model runs on.",
+        )
+    )
+
+
+def pick_input(run: Run) -> Given | None:
+    """Draw the picker of inputs; return the chosen one, or None while there is none yet."""
+    s = state.session()
+    is_text = run.task == "language_modelling"
+    kinds = [kind for kind in INPUTS[is_text] if kind != "sample" or run.samples]
+    field = "text_input" if is_text else "image_input"
+    st.segmented_control(
+        "Input",
+        kinds,
+        key=state.bind(field, kinds),
+        format_func=lambda kind: INPUT_NAMES[kind],
+        width="stretch",
+    )
+    kind = getattr(s, field)
+    if kind == "sample":
+        return _pick_sample(run, is_text)
+    if kind == "text":
+        return _write()
+    if kind == "camera":
+        _take(st.camera_input("Take a picture", key="camera"), "camera", "photo")
+        given = s.photo
+    elif is_text:
+        _take(st.file_uploader("Text file (UTF-8)", key="document"), "upload", "document")
+        given = s.document
+    else:
+        _take(st.file_uploader("Picture file", key="picture"), "upload", "upload")
+        pasted = components.paste(key="paste")
+        if pasted is not None:
+            s.upload = Given.of("upload", "pasted picture", pasted)
+        given = s.upload
+    if given is None:
+        st.caption("Nothing yet: the last result stays.")
+    elif not is_text:
+        _picture_options(given)
+    return given
+
+
+def _take(file: UploadedFile | None, kind: state.Kind, field: str) -> None:
+    """Keep a new file; while one is replaced, and after it is removed, the old one stays."""
+    s = state.session()
+    if file is not None and file.file_id != s.file_id:
+        s.file_id = file.file_id
+        setattr(s, field, Given.of(kind, file.name, file.getvalue()))
+
+
+def _picture_options(given: Given) -> None:
+    frames = cache.n_frames(given)
+    if frames > 1:
+        st.number_input(
+            f"Frame, 0 to {frames - 1}", 0, frames - 1, key=state.bind("frame", range(frames))
+        )
+    else:
+        state.assign("frame", 0)
+    st.checkbox(
+        "Swap light and dark",
+        key=state.bind("invert"),
+        help="Fashion-MNIST models know light things on black.",
+    )
+
+
+def _pick_sample(run: Run, is_text: bool) -> Given | None:
+    s = state.session()
+    paths = {path.name: path for path in run.samples}
+    names = list(paths)
+    if is_text:
+        st.selectbox(
+            "Sample", names, key=state.bind("sample", names), format_func=_readable,
+            label_visibility="collapsed",
+        )
+    else:
+        state.settle("sample", names)
+        items = [(name, _readable(name), cache.thumbnail(*_at(paths[name]))) for name in names]
+        picked = components.gallery(items, s.sample, key="gallery")
+        if picked is not None and picked != s.sample:
+            s.sample = picked
+            st.rerun()  # so that the gallery's own data says the same
+        st.caption(_readable(s.sample))
+    return cache.sample(*_at(paths[s.sample]))
+
+
+def _write() -> Given | None:
+    s = state.session()
+    st.text_area(
+        "Text", key=state.bind("text"), height=120, placeholder="Type or paste a sentence",
+        help="Read as UTF-8 bytes; press Ctrl+Enter or ⌘+Enter, or click elsewhere.",
+    )
+    if not s.text:
+        st.caption("Nothing yet: the last result stays.")
+        return None
+    return Given.of("text", "text", s.text.encode("utf-8", "surrogatepass"))
+
+
+def _readable(name: str) -> str:
+    return name.rsplit(".", 1)[0].replace("_", " ")
+
+
+def _at(path: Path) -> tuple[str, int]:
+    return str(path), path.stat().st_mtime_ns
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def show(
+    figure: Figure,
+    key: str,
+    room: int,
+    *,
+    select: bool = False,
+    caption: bool = True,
+) -> tuple[int, int] | None:
+    """Draw a figure with its caption and exports; return the cell that was clicked, if any."""
+    from damcha.figures.screen import to_plotly
+
+    drawn = to_plotly(figure, dark(), room)
+    extra: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
+    event = st.plotly_chart(drawn, theme=None, key=key, config=PLOTLY, **extra)
+    with st.container(horizontal=True, vertical_alignment="top", gap="small"):
+        st.caption(plain(figure.caption) if caption else "", width="stretch")
+        _export(figure, key)
+    if not select:
+        return None
+    points = event.selection.points
+    cell = points[0].get("customdata") if points else None
+    return (int(cell[0]), int(cell[1])) if cell and len(cell) == 2 else None
+
+
+def _export(figure: Figure, key: str) -> None:
+    from damcha.figures.style import VENUES
+
+    s = state.session()
+    menu = st.popover("Export", key=f"export-{key}", on_change="rerun", type="tertiary",
+                      icon=":material/download:")
+    if not menu.open:
+        return
+    with menu:
+        names = list(VENUES)
+        left, right = st.columns(2)
+        s.venue = left.selectbox(
+            "Page of", names, names.index(s.venue), key=f"venue-{key}",
+            format_func=lambda name: name.upper() if len(name) < 5 else name.title(),
+        )
+        columns = ["single", "double"]
+        s.column = right.selectbox(
+            "Column", columns, columns.index(s.column), key=f"column-{key}"
+        )
+        sized = figure.sized(s.venue, s.column)  # type: ignore[arg-type]
+        with st.container(horizontal=True):
+            for format_, mime in FORMATS.items():
+                st.download_button(
+                    format_.upper(),
+                    functools.partial(export, sized, format_),
+                    f"{figure.name}.{format_}",
+                    mime,
+                    key=f"{format_}-{key}",
+                    on_click="ignore",
+                )
+        st.caption(
+            "Numbers: NPZ has every array, CSV those drawn, JSON where they come from and the "
+            "command that makes the figure again."
+        )
+
+
+def export(figure: Figure, format_: str) -> bytes:
+    """Return a figure as the bytes of a file in one of `FORMATS`."""
+    from damcha.figures import paper, sidecar
+
+    if format_ in ("npz", "csv", "json"):
+        write = {"npz": sidecar.to_npz, "csv": sidecar.to_csv, "json": sidecar.to_json}[format_]
+        return write(figure)
+    return paper.render(figure, format_)  # type: ignore[arg-type]
+
+
+def no_runs(broken: cache.Broken) -> None:
+    """Say that there is nothing to open, and what to do."""
+    st.error(
+        "There is no run to open. Train one with `damcha train fashion`, or name a folder of "
+        "runs in DAMCHA_RUNS."
+    )
+    for folder, reason in broken:
+        st.caption(f"**{plain(folder)}**: {plain(reason)}")
+
+
+def seen(subject: Subject) -> None:
+    """Show the input as given and as the model sees it, and say what was changed between."""
+    example = subject.example
+    if isinstance(example.seen, tuple):
+        st.caption(f"What the model sees: {len(example.seen)} bytes, one token each")
+    else:
+        data = subject.run.config.data
+        pictures = [
+            ("As given", cache.preview(subject)),
+            (
+                f"As the model sees it: {data.image_size}×{data.image_size}, "
+                f"patches of {data.patch_size}×{data.patch_size}",
+                with_grid(example.seen, data.patch_size),
+            ),
+        ]
+        completed = getattr(subject.inspection.answer, "completed", None)
+        if completed is not None:
+            pictures.append(("Lower half made up by the model", with_grid(completed, 0)))
+        for column, (words, pixels) in zip(st.columns(3), pictures, strict=False):
+            column.image(pixels, words, width="stretch")
+    for note in example.notes:
+        st.caption(plain(note))
+
+
+def with_grid(pixels: np.ndarray, patch: int, side: int = 224) -> np.ndarray:
+    """Enlarge a small picture without smoothing, and rule its patches (0 for none)."""
+    k = max(1, side // len(pixels))
+    large = pixels.repeat(k, axis=0).repeat(k, axis=1)
+    if patch and k > 2:
+        large = large.repeat(4 - large.shape[2], axis=2) if large.shape[2] == 1 else large.copy()
+        for line in range(patch * k, len(large), patch * k):
+            # Half way to a middle blue: seen on black and on white.
+            large[line] = large[line] // 2 + GRID // 2
+            large[:, line] = large[:, line] // 2 + GRID // 2
+    return large
