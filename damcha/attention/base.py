@@ -258,7 +258,9 @@ class Attention(nn.Module):
     @staticmethod
     def _is_causal(attn_mask: Tensor | None) -> bool:
         """Whether a mask hides every future key: then the mechanism must not look there either."""
-        if attn_mask is None or attn_mask.shape[-1] != attn_mask.shape[-2] or not len(attn_mask):
+        if attn_mask is None or attn_mask.dim() < 2 or not attn_mask.numel():
+            return False
+        if attn_mask.shape[-1] != attn_mask.shape[-2]:
             return False
         hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
         length = attn_mask.shape[-1]

@@ -124,18 +124,23 @@ def replace_attention(
     model = copy.deepcopy(model)
     if isinstance(model, nn.MultiheadAttention):
         return _converted(model, metric)
-    names = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
-    if not names:
+    found = [
+        (parent, leaf, old)
+        for parent in model.modules()
+        for leaf, old in parent._modules.items()  # named_children skips a second name
+        if isinstance(old, nn.MultiheadAttention)
+    ]
+    if not found:
         raise ConfigError(
             "model: it has no nn.MultiheadAttention to replace; build it with DAMCHAttention, "
             "which takes the same arguments"
         )
-    for name in names:
-        parent = model.get_submodule(name.rpartition(".")[0])
-        leaf = name.rpartition(".")[2]
+    converted: dict[nn.Module, DAMCHAttention] = {}
+    for parent, leaf, old in found:
         is_cross = isinstance(parent, nn.TransformerDecoderLayer) and leaf == "multihead_attn"
-        old = getattr(parent, leaf)
-        setattr(parent, leaf, _converted(old, cross_metric if is_cross else metric))
+        if old not in converted:
+            converted[old] = _converted(old, cross_metric if is_cross else metric)
+        setattr(parent, leaf, converted[old])
         if isinstance(parent, nn.TransformerEncoderLayer):
             # The encoder layer's other gate to the C++ path looks at the activation only.
             parent.activation_relu_or_gelu = 0
