@@ -27,15 +27,21 @@ when aggregation is bilinear.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
 from damcha.tap import MetricRecord, edit_metric, listening, report_metric, wants_per_layer
+
+RECOMPUTED_WEIGHTS = 2**24
+"""Above this many weights in f_θ's last layer, their reduction is not kept for the backward pass
+but made again there: it would be as large as the metrics themselves (33 MB at d = 512, w = 256)."""
 
 
 def blocks(metric: Float[Tensor, "*batch d d"], n_heads: int) -> Tensor:
@@ -78,16 +84,18 @@ class Metric:
         else:
             assert self.full is not None  # one of the two is always there
             form = self.full.unflatten(-2, (n_heads, -1))  # [B, P, h, e, d]
-        heads = x.unflatten(-1, (n_heads, -1))  # [B, L, h, e]
         if self.stride == 0:
-            return heads.transpose(1, 2) @ form[:, 0]
+            return x.unflatten(-1, (n_heads, -1)).transpose(1, 2) @ form[:, 0]
         length = x.shape[1]
         behind = -(self.lag + length) % self.stride
         if self.lag or behind:
-            heads = nn.functional.pad(heads, (0, 0, 0, 0, self.lag, behind))
-        grouped = heads.unflatten(1, (-1, self.stride)).transpose(2, 3)  # [B, P, h, s, e]
-        out = (grouped @ form).transpose(2, 3).flatten(1, 2)  # [B, P·s, h, e|d]
-        return out[:, self.lag : self.lag + length].transpose(1, 2)
+            x = nn.functional.pad(x, (0, 0, self.lag, behind))
+        groups = x.unflatten(1, (-1, self.stride)).chunk(n_heads, dim=-1)  # h · [B, P, s, e]
+        # Head by head: a view of x each, where one product over all heads would copy and keep x.
+        # Stacked token by token, the layout that fused attention returns, so that merging the
+        # heads afterwards is free.
+        q = torch.stack([g @ form[:, :, a] for a, g in enumerate(groups)], dim=-2)
+        return q.flatten(1, 2)[:, self.lag : self.lag + length].transpose(1, 2)
 
 
 @dataclass(eq=False)
@@ -279,25 +287,26 @@ class CrossHeadMetric(nn.Module):
             self.config.off_diagonal == "direct"
         )
 
-    def _linear_rows(self, raw: Float[Tensor, "d_squared *rest"]) -> Float[Tensor, "h e e *rest"]:
-        """RowSum of a linear construction along the *first* axis, of outputs or of weights.
+    def _linear_rows(self, raw: Float[Tensor, "d_squared *rest"]) -> Iterator[Tensor]:
+        """Yield R_a [e, e, …] of a linear construction along the *first* axis, head by head.
 
-        First, so that the sum runs over long contiguous rows: 17 times faster for f_θ's weights
-        than over their transpose (d = 512, w = 256, one CPU thread).
+        The first axis, so that the sum runs over long contiguous rows (17 times faster for f_θ's
+        weights than over their transpose: d = 512, w = 256, one CPU thread); head by head, so that
+        the reduced weights of one head at a time are in memory; unbind, because the gradient of an
+        index would be as large as the weights for every head.
         """
         h, e = self.n_heads, self.d_head
         on, off = self.config.diagonal_scale, self.config.off_diagonal_scale
         parts = raw.unflatten(0, (h, e, h, e))  # (a, i, b, j, …)
-        rows = parts.sum(2)
         symmetric = self.config.constraint == "symmetric"
-        if symmetric:
-            rows = (rows + parts.sum(0).movedim(0, 2)) / 2  # Σ_b N_baᵀ: (j, a, i) → (a, i, j)
-        if on == off == 1:
-            return rows
-        diagonal = parts.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # N_aa: (a, i, j, …)
-        if symmetric:
-            diagonal = (diagonal + diagonal.transpose(1, 2)) / 2
-        return off * rows + (on - off) * diagonal
+        columns = parts.unbind(2) if symmetric else ()
+        for a, part in enumerate(parts.unbind(0)):  # (i, b, j, …)
+            rows = part.sum(1)
+            own = part[:, a] if on != off else rows  # N_aa
+            if symmetric:
+                rows = (rows + columns[a].sum(0).transpose(0, 1)) / 2  # Σ_b N_baᵀ
+                own = (own + own.transpose(0, 1)) / 2
+            yield off * rows + (on - off) * own if on != off else on * rows if on != 1 else rows
 
     def _rows(self, raw: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch h e e"]:
         """R from the output of a factored or combined construction, without forming M."""
@@ -330,11 +339,21 @@ class CrossHeadMetric(nn.Module):
         if not self._is_linear:
             return self._rows(self._raw(context))
         if context is None:
-            return self._linear_rows(self.constant)[None, None]
-        weight = self._linear_rows(self.output.weight).flatten(0, 2)  # [h·e·e, w]
-        bias = self._linear_rows(self.output.bias).flatten()
-        rows = nn.functional.linear(self.hidden(context), weight, bias)
-        return rows.unflatten(-1, (self.n_heads, self.d_head, self.d_head))
+            return torch.stack(list(self._linear_rows(self.constant)))[None, None]
+        hidden = self.hidden(context)
+        arguments = (hidden, self.output.weight, self.output.bias)
+        if torch.is_grad_enabled() and self.output.weight.numel() > RECOMPUTED_WEIGHTS:
+            return checkpoint(self._reduced_output, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
+        return self._reduced_output(*arguments)
+
+    def _reduced_output(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """RowSum(W) hidden + RowSum(b), [B, P, h, e, e]."""
+        e = self.d_head
+        rows = [
+            nn.functional.linear(hidden, w.flatten(0, 1), b.flatten()).unflatten(-1, (e, e))
+            for w, b in zip(self._linear_rows(weight), self._linear_rows(bias), strict=True)
+        ]
+        return torch.stack(rows, dim=-3)
 
     # ---------------------------------------------------------------- public
 
