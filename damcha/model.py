@@ -318,6 +318,13 @@ class ByteLM(TaskModel):
             raise InputError(
                 f"text has shape {tuple(inputs.shape)}; this model takes (batch, 1 to {limit})"
             )
+        if inputs.dtype != torch.int64:
+            raise InputError(f"text must be int64 bytes, not {inputs.dtype}; use .long()")
+        if bool(((inputs < 0) | (inputs > 255)).any()):
+            raise InputError(
+                f"text holds numbers from {int(inputs.min())} to {int(inputs.max())}; "
+                "bytes are 0 to 255"
+            )
         inputs = inputs.to(self.embed.weight.device)
         start = inputs.new_full((inputs.shape[0], 1), self.START)
         x = self.embed(torch.cat((start, inputs[:, :-1]), dim=1))
@@ -329,7 +336,16 @@ class ByteLM(TaskModel):
         return {"loss": loss.mean(1)}
 
     def next_logits(self, prompt: Int[Tensor, "batch k"]) -> Float[Tensor, "batch 256"]:
-        """Logits of the byte that follows a prompt of k ≥ 0 bytes."""
+        """Logits of the byte that follows a prompt of k ≥ 0 bytes.
+
+        Raises
+        ------
+        InputError
+            If the prompt leaves no place for another byte.
+        """
+        known, limit = prompt.shape[1], self.config.seq_len
+        if known >= limit:
+            raise InputError(f"{known} bytes and 1 more exceed this model's {limit} bytes")
         start = prompt.new_full((prompt.shape[0], 1), self.START)
         x = self.positions(self.embed(torch.cat((start, prompt), dim=1)))
         return self.head(self.stack(x)[:, -1])  # type: ignore[no-any-return]

@@ -154,6 +154,22 @@ def test_fused_output_and_gradients_are_the_explicit_ones(make_layer, normal, co
         torch.testing.assert_close(left, right, rtol=1e-11, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("constraint", ["free", "symmetric"])
+def test_reductions_made_again_in_backward_change_nothing(
+    make_layer, normal, monkeypatch, constraint
+):
+    config = MetricConfig(hidden_dims=(4,), constraint=constraint, off_diagonal_scale=0.5)
+    layer = make_layer(config, 0)
+    gradients = []
+    for limit in (2**24, 0):
+        monkeypatch.setattr("damcha.attention.metric.RECOMPUTED_WEIGHTS", limit)
+        x = normal(2, 5, D).requires_grad_()
+        out, _ = layer(x, x, x, need_weights=False)
+        gradients.append(torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]))
+    for kept, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(kept, again, **EXACT)
+
+
 # ---------------------------------------------------------------- constraints
 
 
