@@ -192,5 +192,48 @@ def figure(
     click.echo(f"{out}, {out.with_suffix('.npz').name}, {out.with_suffix('.json').name}")
 
 
+@main.command()
+@click.option("--repeats", default=7, show_default=True, type=click.IntRange(3, 1000))
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@click.option("--out", type=click.Path(path_type=Path), help="Write the numbers as JSON, too.")
+def bench(repeats: int, threads: int, device: str, out: Path | None) -> None:
+    """Compare DAMCHA with fused MHA on the same work: time, memory, agreement of paths."""
+    import json
+    from dataclasses import asdict
+
+    import torch
+
+    from damcha.analysis.efficiency import Report, layer_benchmark
+    from damcha.checkpoint import atomic_write, pick_device
+
+    torch.set_num_threads(threads)
+    report: Report | None = None
+    for step in layer_benchmark(repeats=repeats, device=str(pick_device(device))):
+        if isinstance(step, Report):
+            report = step
+        else:
+            click.echo(f"… {step}", err=True)
+    assert report is not None  # the last thing that is yielded
+    click.echo(", ".join(f"{name} {value}" for name, value in report.settings.items()))
+    click.echo("\ntime as a ratio: median (quartiles)")
+    for row in report.comparisons:
+        low, middle, high = row.ratio
+        kept = (
+            ""
+            if row.limit is None
+            else f"  at most {row.limit:.2f}: " + ("yes" if row.holds else "NO")
+        )
+        click.echo(f"  {row.name} / {row.baseline}: {middle:.2f} ({low:.2f} to {high:.2f}){kept}")
+    click.echo("\npeak memory, MiB: forward without gradients; forward with gradients")
+    for use in report.memory:
+        click.echo(f"  {use.name}: {use.forward:.1f}; {use.training:.1f}")
+    click.echo("\nlargest differences")
+    for name, gap in report.differences.items():
+        click.echo(f"  {name}: {gap:.1e}")
+    if out is not None:
+        atomic_write(out, json.dumps(asdict(report), indent=2) + "\n")
+
+
 if __name__ == "__main__":
     main()
