@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ def load_resume(folder: Path) -> dict[str, Any] | None:
     path = regular_file(folder / NAME, 4 * MAX_FILE_BYTES)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # torch's reader raises OSError, RuntimeError, KeyError and more
+        reason = str(error).split("\n")[0][:80]
         raise CheckpointError(
-            f"{NAME} is damaged ({str(error).partition(chr(10))[0][:80]}); delete it to start this "
-            "run again from epoch 0"
+            f"{NAME} is damaged ({reason}); delete it to start this run again from epoch 0"
         ) from None
     if not isinstance(state, dict) or not {"epoch", "model", "optimizer", "scaler"} <= set(state):
         raise CheckpointError(f"{NAME} is not a training state; delete it to start again")
