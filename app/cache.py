@@ -8,9 +8,10 @@ user's input belongs to the user's session.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
@@ -88,7 +89,7 @@ def _times(file: Path) -> tuple[int, int]:
     return info.st_size, info.st_mtime_ns
 
 
-_HASHES = {
+_HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
     "damcha.checkpoint.run.Run": _run_key,
     "damcha.gallery.Subject": lambda subject: (
         _run_key(subject.run),
@@ -106,18 +107,14 @@ def model(run: Run, epoch: int, device: str) -> TaskModel:
 
 
 @st.cache_resource(max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES)
-def subject(
-    run: Run, epoch: int, device: str, given: Given, invert: bool, frame: int
-) -> Subject:
+def subject(run: Run, epoch: int, device: str, given: Given, invert: bool, frame: int) -> Subject:
     """Return an input's metric and answer in one snapshot of a run."""
     from damcha.gallery import open_subject
 
-    if run.task == "language_modelling":
-        source: str | bytes = given.content.decode() if given.kind == "text" else given.content
-        options = {}
+    if given.kind == "text":
+        example = run.prepare(given.content.decode("utf-8", "surrogatepass"), name=given.name)
     else:
-        source, options = given.content, {"invert": invert, "frame": frame}
-    example = run.prepare(source, name=given.name, **options)
+        example = run.prepare(given.content, name=given.name, invert=invert, frame=frame)
     return open_subject(run, epoch, example, model=model(run, epoch, device))
 
 
@@ -163,7 +160,7 @@ def preview(subject: Subject) -> np.ndarray:
     import numpy as np
     from PIL import Image
 
-    pixels = subject.example.original.pixels
+    pixels = subject.example.original.pixels  # type: ignore[union-attr]  # of a picture only
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((320, 320))
     return np.asarray(image)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 from app import cache, state, warm, widgets
 
+HERE = Path(__file__).resolve().parent
+
 st.set_page_config(
-    page_title="DAMCHA", page_icon="app/icon.png", layout="wide", initial_sidebar_state="expanded"
+    page_title="DAMCHA",
+    page_icon=str(HERE / "icon.png"),
+    layout="wide",
+    initial_sidebar_state="expanded",
 )
+widgets.style()
 page = st.navigation([st.Page("views/inspect.py", title="Inspect")], position="hidden")
 warm.start()
 
 s = state.session()
 with st.sidebar:
-    st.markdown("#### DAMCHA\nOne input, one cross-head metric")
+    st.markdown("#### DAMCHA")
+    st.caption("The cross-head metric that a transformer computes from one input")
     runs, broken = cache.runs()
     if not runs:
         widgets.no_runs(broken)
@@ -22,16 +31,15 @@ with st.sidebar:
     run = widgets.pick_run(runs, broken)
     epoch = widgets.pick_epoch(run)
     widgets.pick_layer(run)
-    st.divider()
     given = widgets.pick_input(run)
-    st.divider()
     device = widgets.pick_device()
 
-for notice in s.notices:
-    st.info(widgets.plain(notice), icon=":material/link:")
+notices = st.container()
 with widgets.guard("This input"):
     if given is not None:
         s.shown = cache.subject(run, epoch, device, given, s.invert, s.frame)
 page.run()
+if s.notices:  # after the page: its widgets, too, check what the link asked for
+    notices.info(widgets.plain(" ".join(s.notices)), icon=":material/link:")
 state.write_url(s.shown)
-warm.freeze()
+warm.finish()

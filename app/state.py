@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import streamlit as st
 
 if TYPE_CHECKING:  # the first picture does not wait for torch
+    from damcha.figures.metric import MetricView
     from damcha.gallery import Subject
 
 Kind = Literal["sample", "upload", "camera", "text"]
@@ -61,10 +62,11 @@ class Session:
     """Of the last file taken from an uploader, which keeps handing it out."""
     invert: bool = False
     frame: int = 0
-    view: str = "full"
+    view: MetricView = "full"
     layer: int = 0
     position: int = -1
-    block: tuple[int, int] | None = None
+    block: tuple[int, ...] = ()
+    """(query head, key head), or () for the whole metric."""
     attention_layer: int = 0
     attention_head: int = 0
     attention_query: int = -1
@@ -136,6 +138,13 @@ def assign(name: str, value: Any) -> None:
     st.session_state[name] = value
 
 
+def clicked(chart: str) -> tuple[int, ...] | None:
+    """Return the (row, column) of the cell that was clicked in a chart, by the chart's key."""
+    points = st.session_state[chart].selection.points
+    cell = points[0].get("customdata") if points else None
+    return (int(cell[0]), int(cell[1])) if cell and len(cell) == 2 else None
+
+
 def from_url(query: Mapping[str, str]) -> Session:
     """Return the Session that a link describes; what cannot be read gets a notice."""
     s = Session()
@@ -197,7 +206,7 @@ def write_url(subject: Subject | None) -> None:
                 query["layer"] = str(s.layer)
             if subject.inspection.metrics.shape[1] > 1:
                 query["position"] = str(s.position)
-            if s.block is not None:
+            if s.block:
                 query["block"] = f"{s.block[0]},{s.block[1]}"
         numbers = (getattr(s, name) for name in _NUMBERS["attention"])
         query["attention"] = ",".join(map(str, numbers))

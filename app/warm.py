@@ -9,33 +9,43 @@ import threading
 
 import streamlit as st
 
-_once = threading.Lock()
-_state = {"frozen": False}
+_lock = threading.Lock()
+_done: set[str] = set()
 
 
 def start() -> None:
-    """On the first run of the process: let the browser fetch its plotting code meanwhile.
+    """On the first run of the process, import torch while the browser loads plotly.
 
-    An empty chart makes the browser load plotly (about a second) while Python imports torch.
+    An empty chart, seen for a moment, makes the browser fetch its plotting code (about a second);
+    Python imports torch in that time.
     """
     if "torch" in sys.modules:
         return
+    slot = st.empty()
+    slot.plotly_chart(
+        {
+            "data": [{"type": "scatter", "x": [], "y": []}],
+            "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}},
+        },
+        config={"staticPlot": True},
+    )
     import torch
 
-    # Inputs are small and users are several: more threads a forward pass only contend.
+    # Inputs are small and users may be several: more threads a forward pass would only contend.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    slot.empty()
 
 
-def freeze() -> None:
-    """Once, after the first picture: prepare exports, and spare the garbage collector torch.
+def finish() -> None:
+    """After the first picture of the process, prepare exports and spare the garbage collector.
 
-    Streamlit collects all garbage after every run of the script; with torch's objects among them
-    that holds the interpreter about 100 ms.
+    Streamlit collects all garbage after every run of a script; with torch's objects among it, that
+    stops the interpreter for about 100 ms.
     """
-    with _once:
-        if _state["frozen"]:
+    with _lock:
+        if _done:
             return
-        _state["frozen"] = True
+        _done.add("finish")
     threading.Thread(target=_prepare, daemon=True, name="damcha-warm").start()
 
 

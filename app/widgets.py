@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,12 @@ PLOTLY = {
     "doubleClick": "reset",
 }
 
+_CSS = """
+.stMainBlockContainer { padding: 2.25rem 2.5rem 4rem; max-width: 1500px; }
+[data-testid="stSidebarHeader"] { height: 2.25rem; margin-bottom: 0; padding-bottom: 0; }
+.stMainBlockContainer h4 { padding-bottom: 0.25rem; }
+.stMainBlockContainer [data-testid="stCaptionContainer"] p { text-wrap: pretty; }
+"""
 GRID = np.array([86, 180, 233], np.uint8)
 
 
@@ -58,6 +64,11 @@ def plain(text: str) -> str:
     """Escape what Streamlit would read as Markdown: names and texts come from users."""
     line = " ".join(text.split())
     return "".join(f"\\{c}" if c in r"\`*_{}[]()<>#+-.!|~:$@&=/^" else c for c in line)
+
+
+def style() -> None:
+    """Use a wide page's room: Streamlit's own margins are made for reading text."""
+    st.html(f"<style>{_CSS}</style>")
 
 
 def dark() -> bool:
@@ -117,8 +128,10 @@ def pick_layer(run: Run) -> int:
         return 0
     layers = range(model.n_layers)
     help_ = "This run has one metric per layer."
-    return int(st.segmented_control("Metric of layer", layers, key=state.bind("layer", layers),
-                                    help=help_) or 0)
+    return int(
+        st.segmented_control("Metric of layer", layers, key=state.bind("layer", layers), help=help_)
+        or 0
+    )
 
 
 def pick_device() -> str:
@@ -205,7 +218,10 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
     names = list(paths)
     if is_text:
         st.selectbox(
-            "Sample", names, key=state.bind("sample", names), format_func=_readable,
+            "Sample",
+            names,
+            key=state.bind("sample", names),
+            format_func=_readable,
             label_visibility="collapsed",
         )
     else:
@@ -222,7 +238,10 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
 def _write() -> Given | None:
     s = state.session()
     st.text_area(
-        "Text", key=state.bind("text"), height=120, placeholder="Type or paste a sentence",
+        "Text",
+        key=state.bind("text"),
+        height=120,
+        placeholder="Type or paste a sentence",
         help="Read as UTF-8 bytes; press Ctrl+Enter or ⌘+Enter, or click elsewhere.",
     )
     if not s.text:
@@ -247,31 +266,40 @@ def show(
     key: str,
     room: int,
     *,
-    select: bool = False,
-    caption: bool = True,
-) -> tuple[int, int] | None:
-    """Draw a figure with its caption and exports; return the cell that was clicked, if any."""
+    words: str = "",
+    on_click: Callable[[str], None] | None = None,
+) -> None:
+    """Draw a figure `room` pixels wide, with words and exports below.
+
+    `on_click` is called with the chart's key when a cell was clicked (see `state.clicked`).
+    """
     from damcha.figures.screen import to_plotly
 
-    drawn = to_plotly(figure, dark(), room)
-    extra: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
-    event = st.plotly_chart(drawn, theme=None, key=key, config=PLOTLY, **extra)
-    with st.container(horizontal=True, vertical_alignment="top", gap="small"):
-        st.caption(plain(figure.caption) if caption else "", width="stretch")
+    extra: dict[str, Any] = {}
+    if on_click is not None:
+        extra = {"on_select": functools.partial(on_click, key), "selection_mode": "points"}
+    st.plotly_chart(
+        to_plotly(figure, dark(), room),
+        theme=None,
+        key=key,
+        config=PLOTLY,
+        width=room,
+        alt=figure.caption,
+        **extra,
+    )
+    left, right = st.columns([4, 1])
+    left.caption(plain(words or figure.caption))
+    with right:
         _export(figure, key)
-    if not select:
-        return None
-    points = event.selection.points
-    cell = points[0].get("customdata") if points else None
-    return (int(cell[0]), int(cell[1])) if cell and len(cell) == 2 else None
 
 
 def _export(figure: Figure, key: str) -> None:
     from damcha.figures.style import VENUES
 
     s = state.session()
-    menu = st.popover("Export", key=f"export-{key}", on_change="rerun", type="tertiary",
-                      icon=":material/download:")
+    menu = st.popover(
+        "Export", key=f"export-{key}", on_change="rerun", type="tertiary", width="stretch"
+    )
     if not menu.open:
         return
     with menu:
@@ -280,11 +308,9 @@ def _export(figure: Figure, key: str) -> None:
         s.venue = left.selectbox(
             "Page of", names, names.index(s.venue), key=f"venue-{key}",
             format_func=lambda name: name.upper() if len(name) < 5 else name.title(),
-        )
+        )  # fmt: skip
         columns = ["single", "double"]
-        s.column = right.selectbox(
-            "Column", columns, columns.index(s.column), key=f"column-{key}"
-        )
+        s.column = right.selectbox("Column", columns, columns.index(s.column), key=f"column-{key}")
         sized = figure.sized(s.venue, s.column)  # type: ignore[arg-type]
         with st.container(horizontal=True):
             for format_, mime in FORMATS.items():
@@ -297,8 +323,8 @@ def _export(figure: Figure, key: str) -> None:
                     on_click="ignore",
                 )
         st.caption(
-            "Numbers: NPZ has every array, CSV those drawn, JSON where they come from and the "
-            "command that makes the figure again."
+            "NPZ has every array, CSV the drawn numbers, JSON where they come from and the command "
+            "that makes the figure again."
         )
 
 
@@ -330,16 +356,15 @@ def seen(subject: Subject) -> None:
     else:
         data = subject.run.config.data
         pictures = [
-            ("As given", cache.preview(subject)),
+            ("As given", with_grid(cache.preview(subject), 0)),
             (
-                f"As the model sees it: {data.image_size}×{data.image_size}, "
-                f"patches of {data.patch_size}×{data.patch_size}",
+                f"As seen, in {data.patch_size}×{data.patch_size} patches",
                 with_grid(example.seen, data.patch_size),
             ),
         ]
         completed = getattr(subject.inspection.answer, "completed", None)
         if completed is not None:
-            pictures.append(("Lower half made up by the model", with_grid(completed, 0)))
+            pictures.append(("Lower half completed", with_grid(completed, 0)))
         for column, (words, pixels) in zip(st.columns(3), pictures, strict=False):
             column.image(pixels, words, width="stretch")
     for note in example.notes:

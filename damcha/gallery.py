@@ -11,7 +11,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,10 @@ def provenance(subject: Subject, kind: str, settings: Mapping[str, Any]) -> Prov
         part
         for name, value in settings.items()
         if value is not None
-        for part in (f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+        for part in (
+            f"--{name}",
+            ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+        )
     ]
     command = [
         "damcha", "figure", kind, "--run", str(subject.run.path), "--epoch", str(subject.epoch),
@@ -208,7 +210,7 @@ def answer(subject: Subject) -> Figure:
         seen = subject.example.seen
         assert isinstance(seen, np.ndarray)  # an image model's example
         return figures.reconstruction_figure(
-            seen, given.predicted, given.error, made, error_label="squared error of a patch"
+            seen, given.predicted, given.error, made, error_label="squared error"
         )
     if isinstance(given, ClassAnswer):
         return figures.distribution_figure(
@@ -311,9 +313,7 @@ def _head(maps: NDArray[Any], head: int) -> NDArray[Any]:
     return picked
 
 
-def draw(
-    kind: str, subject: Subject, model: TaskModel, options: Mapping[str, Any]
-) -> Figure:
+def draw(kind: str, subject: Subject, model: TaskModel, options: Mapping[str, Any]) -> Figure:
     """A figure by its name, with options as they come from the shell; unknown ones are refused.
 
     Raises

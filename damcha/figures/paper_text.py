@@ -9,6 +9,7 @@ from matplotlib.font_manager import findfont, get_font
 from matplotlib.ft2font import LoadFlags
 
 from damcha.figures.style import LIGHT
+from damcha.figures.words import STAND_INS
 
 INCH = 72.0
 """Points in an inch."""
@@ -46,9 +47,6 @@ RC: dict[Any, Any] = {
     "svg.hashsalt": "damcha",
     "axes.unicode_minus": True,
 }
-
-STAND_INS = str.maketrans({"␠": "␣", "⏎": "↵", "␊": "↵", "␉": "⇥"})
-"""Signs for unseen characters that these fonts lack, and what they have in their place."""
 
 
 def text_width(text: str, size: float) -> float:

@@ -122,7 +122,7 @@ def surprise_figure(
         panel = Panel(Sentence(sentence))
     else:
         scale = Scale((0.0, float(values.max())), "sequential", "surprise (nats)")
-        panel = Panel(Tokens(tuple(labels), values, scale))
+        panel = Panel(Tokens(tuple(labels), values, scale), x_ticks=(), y_ticks=())
     return Figure(
         name="surprise",
         panels=(panel,),

@@ -25,6 +25,7 @@ from damcha.figures.spec import (
     token_cells,
 )
 from damcha.figures.style import Theme, stops, thin
+from damcha.figures.words import STAND_INS
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def axes_of(panel: Panel, place: Place) -> tuple[dict[str, Any], dict[str, Any]]
             frame |= {"type": "category", "showline": True, "mirror": True}
             frame |= {"linecolor": theme.muted, "linewidth": 1}
         x |= frame | {"range": [-0.5, n_columns - 0.5]}
-        y |= frame | {"range": [n_rows - 0.5, -0.5]}
+        # Where a page is narrower than planned, the room that is left stays below.
+        y |= frame | {"range": [n_rows - 0.5, -0.5], "constraintoward": "top"}
         if _aspect(mark):
             y |= {"scaleanchor": f"x{place.axis}", "scaleratio": _aspect(mark)}
     else:
@@ -153,4 +155,4 @@ def longest_tick(panel: Panel) -> int:
 
 def safe(text: str) -> str:
     """Escape what plotly would read as HTML: labels may come from a user's text."""
-    return html.escape(text, quote=False)
+    return html.escape(text.translate(STAND_INS), quote=False)

@@ -7,6 +7,9 @@ import numpy as np
 from damcha.figures.spec import Array, Provenance, Ticks
 from damcha.figures.style import number
 
+STAND_INS = str.maketrans({"␠": "␣", "⏎": "↵", "␊": "↵", "␉": "⇥"})
+"""Signs for unseen characters that most fonts lack, and what they have in their place."""
+
 
 def sentence_instead(values: Array, what: str) -> str | None:
     """Return what to say where colours would show nothing, or None if they show something."""
