@@ -7,6 +7,7 @@ user's input belongs to the user's session.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from operator import attrgetter
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from damcha.analysis.geometry import Geometry
     from damcha.checkpoint.run import Run
+    from damcha.figures.spec import Figure
     from damcha.gallery import Subject
     from damcha.model import TaskModel
 
@@ -89,6 +91,14 @@ def _times(file: Path) -> tuple[int, int]:
     return info.st_size, info.st_mtime_ns
 
 
+def _figure_key(figure: Figure) -> tuple[Any, ...]:
+    digest = hashlib.sha256()
+    for name, array in sorted(figure.arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return figure.name, figure.title, repr(figure.provenance), digest.hexdigest()
+
+
 _HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
     "damcha.checkpoint.run.Run": _run_key,
     "damcha.gallery.Subject": lambda subject: (
@@ -96,6 +106,7 @@ _HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
         subject.epoch,
         subject.example.digest,
     ),
+    "damcha.figures.spec.Figure": _figure_key,
     Given: attrgetter("digest"),
 }
 
@@ -132,6 +143,14 @@ def attention_maps(subject: Subject, device: str, layer: int) -> np.ndarray:
     from damcha.analysis.inspection import attention_maps
 
     return attention_maps(model(subject.run, subject.epoch, device), subject.example, layer)
+
+
+@st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def drawn(figure: Figure, dark: bool, room: int) -> Any:
+    """Return the plotly figure; most of those on a page have not changed since its last run."""
+    from damcha.figures.screen import to_plotly
+
+    return to_plotly(figure, dark, room)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

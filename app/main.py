@@ -38,6 +38,8 @@ notices = st.container()
 with widgets.guard("This input"):
     if given is not None:
         s.shown = cache.subject(run, epoch, device, given, s.invert, s.frame)
+if s.shown is None:
+    s.shown = widgets.anything((run, *runs.values()), device)
 page.run()
 if s.notices:  # after the page: its widgets, too, check what the link asked for
     notices.info(widgets.plain(" ".join(s.notices)), icon=":material/link:")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +76,7 @@ def dark() -> bool:
     return getattr(getattr(st.context, "theme", None), "type", None) == "dark"
 
 
-@contextmanager
+@contextlib.contextmanager
 def guard(what: str) -> Iterator[None]:
     """Turn an error in a part of the page into one sentence there and one line in the log."""
     try:
@@ -273,13 +273,11 @@ def show(
 
     `on_click` is called with the chart's key when a cell was clicked (see `state.clicked`).
     """
-    from damcha.figures.screen import to_plotly
-
     extra: dict[str, Any] = {}
     if on_click is not None:
         extra = {"on_select": functools.partial(on_click, key), "selection_mode": "points"}
     st.plotly_chart(
-        to_plotly(figure, dark(), room),
+        cache.drawn(figure, dark(), room),
         theme=None,
         key=key,
         config=PLOTLY,
@@ -346,6 +344,16 @@ def no_runs(broken: cache.Broken) -> None:
     )
     for folder, reason in broken:
         st.caption(f"**{plain(folder)}**: {plain(reason)}")
+
+
+def anything(runs: Iterable[Run], device: str) -> Subject | None:
+    """Return the first result that there is, so that a page is never empty."""
+    for run in runs:
+        for epoch in reversed(run.epochs):
+            with contextlib.suppress(DamchaError):
+                for path in run.samples[:1]:
+                    return cache.subject(run, epoch, device, cache.sample(*_at(path)), False, 0)
+    return None
 
 
 def seen(subject: Subject) -> None:

@@ -80,3 +80,60 @@ def task_model(task_config):
 def shared_model(task_model):
     """A tiny autoregressive image model with one shared metric; never to be changed."""
     return task_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_runs(tmp_path_factory, task_config):
+    """A folder of small untrained runs of every kind, with samples; two of them are damaged."""
+    import numpy as np
+    from PIL import Image
+
+    from damcha.checkpoint.weights import write_weights
+
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+
+    def make(name, task="image_autoregression", epochs=(0, 1, 10), **settings):
+        run = folder / name
+        (run / "samples").mkdir(parents=True)
+        config = task_config(task, name=name, **settings)
+        (run / "config.json").write_text(config.to_json())
+        (run / "README.md").write_text("# A tiny run\n\n![picture](http://example.org/x.png)\n")
+        means = {}
+        for epoch in epochs:
+            with torch.random.fork_rng():
+                torch.manual_seed(epoch)
+                model = _randomise(build_model(config).float(), epoch, 0.3)
+            about = {"epoch": str(epoch)}
+            write_weights(run / f"epoch-{epoch:04d}.safetensors", model.state_dict(), None, about)
+            d = config.model.d_model
+            means[f"epoch-{epoch:04d}"] = torch.full((1, 5, d, d), 0.25)
+        lines = [f'{{"epoch": {k}, "train_loss": {2 - k / 20}}}\n' for k in range(11)]
+        (run / "metrics.jsonl").write_text("".join(lines))
+        if task == "language_modelling":
+            (run / "samples" / "first.txt").write_text("To be,\nor")
+            (run / "samples" / "second.txt").write_text("naïve")
+        else:
+            for sample in ("bag", "boot"):
+                pixels = rng.integers(0, 256, (12, 12), np.uint8)
+                Image.fromarray(pixels).save(run / "samples" / f"{sample}.png")
+        if task == "image_autoregression" and config.model.attention == "damcha":
+            if config.model.metric.sharing == "stack":
+                write_weights(run / "mean-metric.safetensors", means)
+        return run
+
+    make("fashion-damcha")
+    make("mha", attention="mha")
+    make("text", "language_modelling")
+    make("unshared", sharing="none", epochs=(3,))
+    make("bilinear", aggregation="bilinear", epochs=(3,))
+    make("classes", "image_classification", causal=False, context="full", context_stride=1,
+         n_classes=3, class_names="bag,<b>boot</b>,coat")  # fmt: skip
+    (make("no-config") / "config.json").unlink()
+    sick = make("sick")
+    bad = build_model(task_config(name="sick")).float()
+    for parameter in bad.parameters():
+        parameter.data.fill_(float("nan"))
+    about = {"epoch": "10"}
+    write_weights(sick / "epoch-0010.safetensors", bad.state_dict(), None, about)
+    return folder

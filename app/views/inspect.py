@@ -90,10 +90,11 @@ def metric(subject: Subject) -> None:
         note = gallery.identifiability_note(subject)
         if note and s.view != "head_metrics":
             st.caption(f":material/info: {widgets.plain(note)}")
+        numbers(subject, position)
     with right:
         answer(subject)
-        with widgets.guard("The numbers"):
-            numbers(subject, position)
+        with widgets.guard("The blocks"):
+            blocks(subject, position)
     state.write_url(subject)
 
 
@@ -147,32 +148,37 @@ def answer(subject: Subject) -> None:
     """What the model sees, and what it answers."""
     with widgets.guard("The answer"):
         widgets.seen(subject)
-        widgets.show(gallery.answer(subject), "answer", 400)
         given = subject.inspection.answer
         if isinstance(given, TextAnswer):
             widgets.show(gallery.surprise(subject), "surprise", 400)
             st.caption("The likeliest bytes from here on, one after the other")
             st.code(given.continuation or " ", language=None, wrap_lines=True)
+        widgets.show(gallery.answer(subject), "answer", 400)
 
 
 def numbers(subject: Subject, position: int) -> None:
-    """The geometry of the metric, and its blocks."""
+    """The geometry of the metric."""
     s = session()
     found = cache.geometry(subject, s.layer, position)
     positive, zero, negative = found.signature
     rows = {
         "norm": ("Norm", number(found.norm)),
-        "effective_rank": ("Effective rank", number(found.effective_rank)),
         "diagonal_share": ("Diagonal", f"{found.diagonal_share:.1%}"),
-        "stable_rank": ("Stable rank", number(found.stable_rank)),
         "symmetric_share": ("Symmetric", f"{found.symmetric_share:.1%}"),
-        "condition_number": ("Condition", number(found.condition_number)),
         "signature": ("Signature", f"{positive} / {zero} / {negative}"),
+        "effective_rank": ("Effective rank", number(found.effective_rank)),
+        "stable_rank": ("Stable rank", number(found.stable_rank)),
+        "condition_number": ("Condition", number(found.condition_number)),
         "eigenvalues": ("Largest |λ|", number(float(abs(found.eigenvalues[0])))),
     }
-    for pair in zip(*[iter(rows.items())] * 2, strict=True):
-        for column, (name, (label, value)) in zip(st.columns(2), pair, strict=True):
-            column.markdown(f"{label} **{widgets.plain(value)}**", help=DEFINITIONS[name])
+    columns = st.columns(4, gap="small")
+    for k, (name, (label, value)) in enumerate(rows.items()):
+        columns[k % 4].markdown(f"{label}  \n**{widgets.plain(value)}**", help=DEFINITIONS[name])
+
+
+def blocks(subject: Subject, position: int) -> None:
+    """The norm of each block; a click opens the block."""
+    s = session()
     # A new key with every block: else plotly would keep its cell selected, and a second click on
     # it would only undo that.
     widgets.show(
@@ -199,7 +205,7 @@ def attention(subject: Subject, beside: bool) -> None:
     with widgets.guard("Attention"):
         tokens = subject.inspection.tokens
         layers, heads = range(subject.run.config.model.n_layers), range(subject.n_heads)
-        columns = st.columns([3, 5, 6], gap="medium")
+        columns = st.columns([3, 5, 6] if beside else [3, 5], gap="medium")
         with columns[0]:
             _choose("Layer", layers, "attention_layer")
         with columns[1]:
@@ -207,7 +213,7 @@ def attention(subject: Subject, beside: bool) -> None:
         queries = range(len(tokens))
         key = state.bind("attention_query", queries, len(tokens) - 1)
         if len(tokens) > 1:
-            columns[2].select_slider(
+            (columns[2] if beside else st).select_slider(
                 "Query", queries, key=key, format_func=lambda k: f"{k}: {tokens[k]}"
             )
         maps = cache.attention_maps(subject, s.device, s.attention_layer)

@@ -1,0 +1,266 @@
+"""The page Inspect, run by Streamlit's own AppTest: its states, and the numbers in its figures."""
+
+import base64
+import io
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from streamlit.testing.v1 import AppTest
+
+from damcha import gallery, open_run
+
+MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
+
+
+@pytest.fixture
+def opened(tiny_runs, monkeypatch):
+    """``opened(**query)``: the app on the tiny runs, opened by a link, run once."""
+    monkeypatch.setenv("DAMCHA_RUNS", str(tiny_runs))
+
+    def run(**query):
+        at = AppTest.from_file(str(MAIN), default_timeout=60)
+        for name, value in query.items():
+            at.query_params[name] = value
+        return checked(at.run())
+
+    return run
+
+
+def checked(at):
+    assert not at.exception, at.exception
+    return at
+
+
+def words(at):
+    """All that the page says, as text."""
+    kinds = (at.markdown, at.caption, at.info, at.error, at.text)
+    return "\n".join(str(element.value) for kind in kinds for element in kind).replace("\\", "")
+
+
+def charts(at):
+    """Figures by the word in their key, e.g. ``metric``."""
+    return {chart.key: json.loads(chart.proto.spec) for chart in at.get("plotly_chart")}
+
+
+def numbers(trace, axis="z"):
+    """An array of a plotly trace, as it goes over the wire."""
+    sent = trace[axis]
+    if not isinstance(sent, dict):
+        return np.array(sent)
+    flat = np.frombuffer(base64.b64decode(sent["bdata"]), np.dtype(sent["dtype"]))
+    return flat.reshape([int(n) for n in str(sent.get("shape", len(flat))).split(",")])
+
+
+def png(seed=1, size=(40, 30), colour=True):
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (*size, 3) if colour else size, np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def button(at, key):
+    return next(group for group in at.get("button_group") if group.key == key)
+
+
+def upload(at, name, content, mime="image/png"):
+    checked(button(at, "image_input").set_value("upload").run())
+    return checked(at.file_uploader[0].set_value((name, content, mime)).run())
+
+
+def test_it_opens_on_a_sample_and_draws_the_librarys_numbers(opened, tiny_runs):
+    at = opened()
+    subject = gallery.open_subject(
+        open_run(tiny_runs / "fashion-damcha"), 10, tiny_runs / "fashion-damcha/samples/bag.png"
+    )
+    found = charts(at)
+    np.testing.assert_array_equal(numbers(found["metric"]["data"][0]), subject.metric())
+    assert {"metric", "answer", "blocks", "attention", "attention-over-input"} <= set(found)
+    said = words(at)
+    assert "fashion-damcha, epoch 10, bag.png" in said
+    assert "Blocks of one row get the same gradient" in said
+    assert at.query_params["run"] == "fashion-damcha" and at.query_params["sample"] == "bag.png"
+    axis = found["metric"]["layout"]["coloraxis"]
+    assert axis["cmax"] == -axis["cmin"] == pytest.approx(np.abs(subject.metric()).max())
+    assert not at.error and not at.info
+
+
+@pytest.mark.parametrize("view", ["symmetric", "antisymmetric", "diagonal", "off_diagonal"])
+def test_views_show_parts_of_the_metric(opened, view):
+    whole = numbers(charts(opened())["metric"]["data"][0]).astype(np.float64)
+    part = numbers(charts(opened(view=view))["metric"]["data"][0])
+    same = np.kron(np.eye(2), np.ones((8, 8)))
+    wanted = {
+        "symmetric": (whole + whole.T) / 2,
+        "antisymmetric": (whole - whole.T) / 2,
+        "diagonal": whole * same,
+        "off_diagonal": whole * (1 - same),
+    }[view]
+    np.testing.assert_allclose(part, wanted, atol=1e-6)
+
+
+def test_difference_head_metrics_and_a_block_by_link(opened):
+    whole = numbers(charts(opened())["metric"]["data"][0])
+    difference = numbers(charts(opened(view="difference"))["metric"]["data"][0])
+    np.testing.assert_allclose(difference, whole - 0.25, atol=1e-6)
+    heads = charts(opened(view="head_metrics"))["metric"]["data"]
+    np.testing.assert_allclose(numbers(heads[1]), whole[8:, :8] + whole[8:, 8:], atol=1e-5)
+    block = charts(opened(block="1,0"))["metric"]["data"][0]
+    np.testing.assert_array_equal(numbers(block), whole[8:, :8])
+
+
+def test_position_and_epoch_change_the_metric_and_the_link(opened, tiny_runs):
+    at = opened()
+    run, sample = open_run(tiny_runs / "fashion-damcha"), "samples/bag.png"
+    subject = gallery.open_subject(run, 1, tiny_runs / "fashion-damcha" / sample)
+    at.select_slider(key="epoch").set_value(1)
+    checked(at.select_slider(key="position").set_value(2).run())
+    drawn = numbers(charts(at)["metric"]["data"][0])
+    np.testing.assert_array_equal(drawn, subject.metric(0, 2))
+    assert at.query_params["epoch"] == "1" and at.query_params["position"] == "2"
+    again = opened(**{name: at.query_params[name] for name in ("run", "epoch", "position")})
+    np.testing.assert_array_equal(numbers(charts(again)["metric"]["data"][0]), drawn)
+
+
+def test_an_mha_run_has_attention_and_an_answer_but_no_metric(opened):
+    at = opened(run="mha")
+    assert "its heads share no cross-head metric" in at.info[0].value
+    assert set(charts(at)) == {"attention", "attention-over-input", "answer"}
+
+
+def test_a_sentence_is_read_as_bytes(opened, tiny_runs):
+    at = opened(run="text", text="né 1")
+    subject = gallery.open_subject(open_run(tiny_runs / "text"), 10, "né 1")
+    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric(0, -1))
+    surprise = numbers(charts(at)["surprise"]["data"][0]).ravel()
+    np.testing.assert_allclose(surprise, subject.inspection.answer.nats, rtol=1e-5)
+    assert "4 characters make 5 bytes" in words(at)
+    assert at.query_params["text"] == "né 1"
+    checked(at.text_area[0].set_value("   ").run())
+    assert "blank" in at.error[0].value
+    assert "epoch 10, text" in words(at), "the last result stays"
+    checked(at.text_area[0].set_value("abc " * 99).run())
+    assert "Cut to the first 10 of 396 bytes" in words(at) and not at.error
+
+
+def test_a_classifier_shows_its_classes_and_one_metric(opened, tiny_runs):
+    at = opened(run="classes")
+    run = open_run(tiny_runs / "classes")
+    subject = gallery.open_subject(run, 10, tiny_runs / "classes/samples/bag.png")
+    bars = charts(at)["answer"]["data"][0]
+    np.testing.assert_allclose(
+        numbers(bars, "x"), -np.sort(-subject.inspection.answer.probabilities), rtol=1e-5
+    )
+    assert "<b>boot" not in json.dumps(bars), "names of classes are no HTML"
+    assert not [slider for slider in at.select_slider if slider.key == "position"]
+
+
+def test_a_run_with_one_metric_a_layer_and_one_epoch(opened, tiny_runs):
+    at = opened(run="unshared", layer="1")
+    run = open_run(tiny_runs / "unshared")
+    subject = gallery.open_subject(run, 3, tiny_runs / "unshared/samples/bag.png")
+    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric(1, -1))
+    assert "Epoch **3**, the only one of this run" in words(at)
+    assert "Blocks of one row" not in words(opened(run="bilinear")), "there they can be told apart"
+
+
+def test_an_upload_is_shown_with_what_was_done_to_it(opened, tiny_runs):
+    content = png()
+    at = upload(opened(), "photo.png", content)
+    subject = gallery.open_subject(open_run(tiny_runs / "fashion-damcha"), 10, content)
+    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric())
+    assert "Colour converted to grey" in words(at) and "Cropped to the central" in words(at)
+    assert "sample" not in at.query_params, "an upload is in no link"
+    checked(at.checkbox(key="invert").set_value(True).run())
+    assert "Inverted" in words(at)
+    checked(at.file_uploader[0].set_value(None).run())
+    assert "photo.png" in words(at), "while a file is replaced, the last one stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("empty.png", b"", "empty"),
+        ("drawing.png", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG drawing"),
+        ("cut.png", png()[:900], "truncated or damaged"),
+        ("![](http://example.org/a.png).png", b"MZ\0\0", "not a picture"),
+    ],
+)
+def test_a_bad_upload_is_one_sentence_and_one_line(opened, caplog, name, content, sentence):
+    at = opened()
+    before = charts(at)["metric"]
+    with caplog.at_level(logging.WARNING, "damcha.app"):
+        at = upload(at, name, content)
+    assert len(at.error) == 1 and sentence in at.error[0].value.replace("\\", "")
+    assert "![" not in at.error[0].value, "a name is no Markdown"
+    logged = [record for record in caplog.records if record.name == "damcha.app"]
+    assert len(logged) == 1 and "\n" not in logged[0].getMessage()
+    assert charts(at)["metric"] == before, "the last result stays"
+    checked(button(at, "image_input").set_value("sample").run())
+    assert not at.error
+
+
+def test_damaged_runs_are_named_and_hide_nothing(opened):
+    at = opened(run="sick", epoch="10")
+    assert "Epoch 10 has non-finite weights" in at.error[0].value.replace("\\", "")
+    assert "sick, epoch 1, bag.png" in words(at), "never an empty page"
+    assert "no-config" in words(at) and "it has no config.json" in words(at)
+    checked(at.select_slider(key="epoch").set_value(1).run())
+    assert not at.error
+    checked(at.select_slider(key="epoch").set_value(10).run())
+    assert at.error and "sick, epoch 1, bag.png" in words(at), "the last result stays"
+
+
+def test_a_link_of_garbage_gives_defaults_and_a_sentence(opened):
+    at = opened(run="<b>no", epoch="x", view="zzz", position="99", block="9,9", attention="a",
+                layer="-7", sample="../../etc/passwd", frame="1e9", device="tpu")  # fmt: skip
+    said = at.info[0].value.replace("\\", "")
+    assert len(at.info) == 1
+    assert "epoch, layer, frame, block" not in said
+    for piece in ("epoch", "run “<b>no”", "view “zzz”", "position “99”", "device “tpu”"):
+        assert piece in said
+    assert "fashion-damcha, epoch 10, bag.png" in words(at)
+    checked(at.select_slider(key="epoch").set_value(1).run())
+    assert not at.info, "the sentence goes with the first change"
+
+
+def test_what_was_chosen_survives_a_change_of_run(opened):
+    at = opened(view="symmetric")
+    checked(at.select_slider(key="position").set_value(1).run())
+    checked(at.selectbox(key="run").set_value("mha").run())
+    checked(at.selectbox(key="run").set_value("fashion-damcha").run())
+    assert button(at, "view").value == "symmetric"
+    assert at.select_slider(key="position").value == 1
+    assert at.query_params["view"] == "symmetric"
+
+
+def test_two_sessions_do_not_see_each_other(opened):
+    one, two = opened(), opened(run="text", text="secret")
+    upload(one, "mine.png", png(5))
+    checked(two.run())
+    assert "mine.png" not in words(two) and "text, epoch 10, text" in words(two)
+    assert "secret" not in words(one) and "mine.png" in words(one)
+
+
+def test_without_runs_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("DAMCHA_RUNS", str(tmp_path))
+    at = checked(AppTest.from_file(str(MAIN), default_timeout=60).run())
+    assert "damcha train fashion" in at.error[0].value
+
+
+def test_exports_are_the_figure(tiny_runs):
+    from app import widgets
+
+    run = tiny_runs / "fashion-damcha"
+    figure = gallery.metric(gallery.open_subject(open_run(run), 10, run / "samples/bag.png"))
+    starts = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG", "npz": b"PK", "csv": b"panel,"}
+    for format_, start in starts.items():
+        assert widgets.export(figure, format_).startswith(start)
+    made = json.loads(widgets.export(figure, "json"))["provenance"]
+    assert made["epoch"] == 10 and "damcha figure metric" in made["command"]
+    with np.load(io.BytesIO(widgets.export(figure, "npz"))) as arrays:
+        np.testing.assert_array_equal(arrays["metric"], figure.arrays["metric"])
