@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from damcha.attention import MHA, Attention, Cache, CrossHeadMetric, DAMCHAttention
+from damcha.attention import MHA, Attention, Cache, CrossHeadMetric, DAMCHAttention, Metric
 from damcha.attention.metric import ContextState
 from damcha.attention.positions import Positions
 from damcha.config import ModelConfig, RunConfig
@@ -39,9 +39,7 @@ def make_attention(config: ModelConfig, metric: CrossHeadMetric | None) -> Atten
     """One attention layer; `metric` is a generator that layers share, if they do."""
     rotary = config.positions == "rotary"
     if config.attention == "mha":
-        return MHA(
-            config.d_model, config.n_heads, config.dropout, batch_first=True, rotary=rotary
-        )
+        return MHA(config.d_model, config.n_heads, config.dropout, batch_first=True, rotary=rotary)
     source: CrossHeadMetric | None = metric
     if config.metric.sharing == "none":
         source = CrossHeadMetric(
@@ -82,13 +80,13 @@ class Block(nn.Module):
                 x, x, x, key_padding_mask=padding, need_weights=False, is_causal=self.causal,
                 cache=cache, **given,
             )  # fmt: skip
-            return self.dropout(y)  # type: ignore[no-any-return]
+            return self.dropout(y)
 
         if self.pre:
             x = x + attend(self.norm1(x))
-            return x + self.dropout(self.ff(self.norm2(x)))  # type: ignore[no-any-return]
+            return x + self.dropout(self.ff(self.norm2(x)))
         x = self.norm1(x + attend(x))
-        return self.norm2(x + self.dropout(self.ff(x)))  # type: ignore[no-any-return]
+        return self.norm2(x + self.dropout(self.ff(x)))
 
 
 class Stack(nn.Module):
@@ -118,20 +116,17 @@ class Stack(nn.Module):
         cache: StackCache | None = None,
     ) -> Float[Tensor, "batch tokens d"]:
         """Run all blocks; with a cache, x holds the new tokens only."""
-        shared = None
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0)
+        given: dict[str, Metric] = {}
         if self.metric is not None:
-            shared = self.metric(
-                x, padding, causal=self.config.causal, shared=True,
-                state=None if cache is None else cache.context,
-            )  # fmt: skip
+            state = None if cache is None else cache.context
+            shared = self.metric(x, padding, causal=self.config.causal, state=state, shared=True)
         for i, layer in enumerate(self.layers):
-            given = {}
             if self.metric is not None:
                 given["metric"] = self.metric.for_layer(shared, i)
             x = layer(x, padding, None if cache is None else cache.layers[i], **given)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
 
 def patchify(images: Float[Tensor, "batch c height width"], patch: int) -> Tensor:
@@ -208,7 +203,7 @@ class ImageAutoregressor(_ImageModel):
         patches = self.patches(images)
         start = self.start.expand(patches.shape[0], 1, -1)
         x = torch.cat((start, self.embed(patches[:, :-1])), dim=1)
-        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+        return self.head(self.stack(self.positions(x)))
 
     def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Mean squared error over all patches, pixels in [-1, 1]."""
@@ -262,7 +257,7 @@ class ImageReconstructor(_ImageModel):
         if hidden is None:
             hidden = self.default_mask(x.shape[0], x.device)
         x = x.masked_fill(hidden[..., None], 0)
-        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+        return self.head(self.stack(self.positions(x)))
 
     def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Mean squared error over hidden patches; in training half of the rows, at random."""
@@ -284,7 +279,7 @@ class ImageClassifier(_ImageModel):
     def forward(self, images: Float[Tensor, "batch c height width"]) -> Tensor:
         """Class logits, [B, n_classes]."""
         x = self.stack(self.positions(self.embed(self.patches(images))))
-        return self.head(x.mean(1))  # type: ignore[no-any-return]
+        return self.head(x.mean(1))
 
     def score(self, inputs: Tensor, targets: Int[Tensor, " batch"]) -> dict[str, Tensor]:
         """Cross-entropy in nats, and whether the likeliest class is right."""
@@ -328,7 +323,7 @@ class ByteLM(TaskModel):
         inputs = inputs.to(self.embed.weight.device)
         start = inputs.new_full((inputs.shape[0], 1), self.START)
         x = self.embed(torch.cat((start, inputs[:, :-1]), dim=1))
-        return self.head(self.stack(self.positions(x)))  # type: ignore[no-any-return]
+        return self.head(self.stack(self.positions(x)))
 
     def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Mean negative log-likelihood of a byte, in nats."""
@@ -348,7 +343,7 @@ class ByteLM(TaskModel):
             raise InputError(f"{known} bytes and 1 more exceed this model's {limit} bytes")
         start = prompt.new_full((prompt.shape[0], 1), self.START)
         x = self.positions(self.embed(torch.cat((start, prompt), dim=1)))
-        return self.head(self.stack(x)[:, -1])  # type: ignore[no-any-return]
+        return self.head(self.stack(x)[:, -1])
 
     @torch.no_grad()
     def generate(

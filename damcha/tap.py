@@ -1,9 +1,9 @@
 """Capture and intervention on the cross-head metric (design.md §4).
 
-``with tap(model) as capture: model(x)`` records what f_θ produced; ``tap(model, edit=fn)`` replaces
-it before the scores are formed. The open taps live in a context variable: they belong to the running
-thread or task, nest, and close themselves on an exception. Nothing is attached to the model, so any
-number of threads may tap one shared model at once.
+``with tap(model) as capture: model(x)`` records what f_θ produced; ``tap(model, edit=fn)``
+replaces it before the scores are formed. The open taps live in a context variable: they belong to
+the running thread or task, nest, and close themselves on an exception. Nothing is attached to the
+model, so any number of threads may tap one shared model at once.
 
 This module is a leaf: it knows no model. Attention modules ask :func:`listening` and report here.
 """

@@ -101,14 +101,12 @@ def peak_memory(work: Work) -> float:
     return float(held.max(initial=0)) / 2**20
 
 
-def direct_evaluation(
-    layer: DAMCHAttention, x: Tensor, source: CrossHeadMetric
-) -> Tensor:
+def direct_evaluation(layer: DAMCHAttention, x: Tensor, source: CrossHeadMetric) -> Tensor:
     """The definition as it is written (design.md §2), causal with stride 1: a yardstick.
 
     M for every query from its own prefix mean, RowSum over blocks, scores, masked softmax.
     """
-    batch, length, _ = x.shape
+    length = x.shape[1]
     h = layer.num_heads
     count = torch.arange(1, length + 1, dtype=x.dtype, device=x.device)[:, None]
     context = x.cumsum(1) / count
@@ -120,7 +118,7 @@ def direct_evaluation(
     future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     out = weights @ split_heads(layer.value_proj(x), h)
-    return layer.out_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return layer.out_proj(out.transpose(1, 2).flatten(2))
 
 
 def layer_benchmark(
@@ -195,10 +193,9 @@ def layer_benchmark(
         module.zero_grad(set_to_none=True)
     with torch.no_grad():
         shared = source(x, causal=True, shared=True)
-        first = ours[0]
 
-        def one() -> Tensor:
-            return first(x, x, x, need_weights=False, is_causal=True, metric=shared)[0]  # type: ignore[no-any-return]
+        def one() -> object:
+            return ours[0](x, x, x, need_weights=False, is_causal=True, metric=shared)
 
         def generator() -> object:
             return source(x, causal=True, shared=True)
@@ -215,18 +212,17 @@ def layer_benchmark(
     yield "fused against explicit RowSum"
 
     def fused() -> Tensor:
-        return source(x, causal=True).head_metrics  # type: ignore[no-any-return]
+        return source(x, causal=True).head_metrics
 
     def explicit() -> Tensor:
         with tap(source):
-            return source(x, causal=True).head_metrics  # type: ignore[no-any-return]
+            return source(x, causal=True).head_metrics
 
     comparisons.append(
         compare("fused RowSum", plain(fused), "explicit M", plain(explicit), repeats, 1.0)
     )
     with torch.no_grad():
         differences = {"fused RowSum and explicit M": float((fused() - explicit()).abs().max())}
-    del shared
     for d, length in ((64, 64), (64, 256), (256, 64), (256, 128)):
         yield f"stride 1 at d={d}, L={length}"
         every = MetricConfig(hidden_dims=(64, 64), context="causal", context_stride=1)
@@ -235,7 +231,7 @@ def layer_benchmark(
         assert small.metric is not None
 
         def ours_small(layer: DAMCHAttention = small, z: Tensor = z) -> Tensor:
-            return layer(z, z, z, need_weights=False, is_causal=True)[0]  # type: ignore[no-any-return]
+            return layer(z, z, z, need_weights=False, is_causal=True)[0]
 
         def written(layer: DAMCHAttention = small, z: Tensor = z) -> Tensor:
             assert layer.metric is not None

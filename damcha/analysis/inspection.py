@@ -55,7 +55,7 @@ class TextAnswer:
 
     nats: Float[np.ndarray, " length"]
     """Surprise at each byte, -log p(byte | earlier bytes)."""
-    next_byte: Float[np.ndarray, "256"]
+    next_byte: Float[np.ndarray, 256]
     """Distribution of the byte after the text."""
     continuation: str
     """The likeliest next bytes, one after the other; U+FFFD where they are not UTF-8."""
@@ -165,9 +165,7 @@ def _answer(model: TaskModel, inputs: Tensor, output: Tensor) -> Answer:
         if isinstance(model, ImageAutoregressor):
             completed = model.generate(truth[:, : len(truth[0]) - hidden])
         else:
-            completed = torch.where(
-                model.default_mask(1, inputs.device)[..., None], output, truth
-            )
+            completed = torch.where(model.default_mask(1, inputs.device)[..., None], output, truth)
         error = (output - truth).square().mean(-1)[0].reshape(side, side)
         return ImageAnswer(_picture(model, output), _picture(model, completed), _numpy(error))
     if isinstance(model, ByteLM):

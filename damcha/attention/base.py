@@ -370,16 +370,20 @@ class Attention(nn.Module):
             mask = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
         fused_causal = fused_causal and mask is None and k.shape[2] > 1
 
+        # One key for all heads of another width than the values: fused kernels do not take it.
+        one_key = k.shape[1] != q.shape[1]
         explicit = need_weights or wants(self, "attention") or wants(self, "scores")
-        if not explicit:
-            if k.shape[1] != q.shape[1]:
-                k = k.expand(-1, q.shape[1], -1, -1)
+        if not explicit and not one_key:
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=fused_causal, scale=scale
             )
             return (out if dead is None else out.masked_fill(dead, 0)), None
 
-        scores = q @ k.transpose(-2, -1) * scale
+        if one_key:  # all heads' queries in one product: broadcasting would copy the key h times
+            scores = q.flatten(1, 2) @ k[:, 0].transpose(-2, -1) * scale
+            scores = scores.unflatten(1, (q.shape[1], -1))
+        else:
+            scores = q @ k.transpose(-2, -1) * scale
         report(self, "scores", self.layer, scores)
         if fused_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()

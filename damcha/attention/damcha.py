@@ -98,7 +98,7 @@ class DAMCHAttention(Attention):
         metric: Metric | None = None,
         **given: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q = X_a R_a (or X_a M_a,:), k = the raw key channels, v = X W_V."""
+        """Q = X_a R_a (or X_a M_a,:), k = the raw key channels, v = X W_V."""
         if metric is None:
             metric = self._own_metric(key, padding, causal, cache)
         if metric.sees_all and causal:
@@ -138,6 +138,6 @@ class DAMCHAttention(Attention):
         state = None
         if cache is not None:
             state = cache.extra.setdefault("context", ContextState())
-        return self.metric(  # type: ignore[no-any-return]
+        return self.metric(
             key, padding, causal=causal, state=state, layer=self.layer
         )

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -94,7 +95,8 @@ class Metric:
         # Head by head: a view of x each, where one product over all heads would copy and keep x.
         # Stacked token by token, the layout that fused attention returns, so that merging the
         # heads afterwards is free.
-        q = torch.stack([g @ form[:, :, a] for a, g in enumerate(groups)], dim=-2)
+        pairs = zip(groups, form.unbind(2), strict=True)
+        q = torch.stack([x_a @ form_a for x_a, form_a in pairs], dim=-2)
         return q.flatten(1, 2)[:, self.lag : self.lag + length].transpose(1, 2)
 
 
@@ -141,9 +143,11 @@ def prefix_contexts(
     if state is None and length > stride > 1:
         # Whole groups at once: sum each group (k-1)·s+1 … k·s, then accumulate the groups.
         last = (length - 1) // stride * stride
+
         def grouped(t: Tensor) -> Tensor:
             later = t[:, 1 : last + 1].unflatten(1, (-1, stride)).sum(2)
             return torch.cat((t[:, :1], later), 1).cumsum(1)
+
         return (grouped(sums) / grouped(steps).clamp(min=1)).to(x.dtype)
     total, count = sums.cumsum(1), steps.cumsum(1)
     if state is not None:
@@ -184,7 +188,7 @@ class CrossHeadMetric(nn.Module):
             raise ConfigError(f"n_heads: d_model={d_model} is not divisible by n_heads={n_heads}")
         self.d_model, self.n_heads, self.config = d_model, n_heads, config
         self.d_head = d_model // n_heads
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         rank, h, e = config.rank or 0, n_heads, self.d_head
         if config.constraint == "psd":
             n_out = d_model * rank
@@ -213,9 +217,7 @@ class CrossHeadMetric(nn.Module):
         if config.layer_bias_rank:
             self.bias_u = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
             self.bias_v = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
-            self.bias_scales = nn.Parameter(
-                torch.ones(n_layers, config.layer_bias_rank, **factory)
-            )
+            self.bias_scales = nn.Parameter(torch.ones(n_layers, config.layer_bias_rank, **factory))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -264,7 +266,9 @@ class CrossHeadMetric(nn.Module):
             u, v = self._factors(raw)
             metric = u @ v.transpose(-1, -2) / math.sqrt(config.rank or 1)
             if config.constraint == "psd":
-                metric = metric + config.psd_epsilon * torch.eye(d, dtype=raw.dtype, device=raw.device)
+                metric = metric + config.psd_epsilon * torch.eye(
+                    d, dtype=raw.dtype, device=raw.device
+                )
         elif config.off_diagonal != "direct":
             own = raw.unflatten(-1, (h, e, e))
             if config.off_diagonal == "linear_combination":
@@ -287,7 +291,7 @@ class CrossHeadMetric(nn.Module):
             self.config.off_diagonal == "direct"
         )
 
-    def _linear_rows(self, raw: Float[Tensor, "d_squared *rest"]) -> Iterator[Tensor]:
+    def _linear_rows(self, raw: Float[Tensor, "d_squared ..."]) -> Iterator[Tensor]:
         """Yield R_a [e, e, …] of a linear construction along the *first* axis, head by head.
 
         The first axis, so that the sum runs over long contiguous rows (17 times faster for f_θ's
@@ -333,7 +337,7 @@ class CrossHeadMetric(nn.Module):
     def _raw(self, context: Tensor | None) -> Tensor:
         if context is None:
             return self.constant[None, None]
-        return self.output(self.hidden(context))  # type: ignore[no-any-return]
+        return self.output(self.hidden(context))
 
     def _fused_rows(self, context: Tensor | None) -> Float[Tensor, "batch positions h e e"]:
         if not self._is_linear:
@@ -343,7 +347,7 @@ class CrossHeadMetric(nn.Module):
         hidden = self.hidden(context)
         arguments = (hidden, self.output.weight, self.output.bias)
         if torch.is_grad_enabled() and self.output.weight.numel() > RECOMPUTED_WEIGHTS:
-            return checkpoint(self._reduced_output, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(self._reduced_output, *arguments, use_reentrant=False)
         return self._reduced_output(*arguments)
 
     def _reduced_output(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -397,8 +401,10 @@ class CrossHeadMetric(nn.Module):
         metric = self._build(metric, old)
         if state is not None:
             state.current = metric
-        return metric if shared and self._finishes_per_layer else self._finish(
-            metric, None if shared else layer
+        return (
+            metric
+            if shared and self._finishes_per_layer
+            else self._finish(metric, None if shared else layer)
         )
 
     def for_layer(self, metric: Metric, layer: int) -> Metric:

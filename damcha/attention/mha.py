@@ -21,7 +21,7 @@ class MHA(Attention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         d, like = self.embed_dim, self.out_proj.weight
-        factory = {"device": like.device, "dtype": like.dtype}
+        factory: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
         self.packed = self.kdim == d and self.vdim == d
         if self.packed:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * d, d, **factory))

@@ -48,9 +48,7 @@ class SharedMetricStack(nn.Module):
                 memory_padding = kwargs.get("memory_key_padding_mask")
                 if memory_padding is None and len(args) > 5:
                     memory_padding = args[5]
-                scope.enter_context(
-                    self._share(self.cross_metric, memory, memory_padding, False)
-                )
+                scope.enter_context(self._share(self.cross_metric, memory, memory_padding, False))
             return self.stack(*args, **kwargs)
 
     @staticmethod
@@ -58,10 +56,12 @@ class SharedMetricStack(nn.Module):
         args: tuple[Any, ...], kwargs: dict[str, Any], name: str, decoder: bool
     ) -> Tensor | None:
         """A mask of the target (decoder) or the source (encoder), given by place or by name."""
-        place = {"mask": 2, "key_padding_mask": 4} if decoder else {"mask": 1, "key_padding_mask": 2}
+        place = (
+            {"mask": 2, "key_padding_mask": 4} if decoder else {"mask": 1, "key_padding_mask": 2}
+        )
         prefix = "tgt_" if decoder else ("src_" if name == "key_padding_mask" else "")
         found = args[place[name]] if len(args) > place[name] else kwargs.get(prefix + name)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _share(
         self, source: CrossHeadMetric, x: Tensor, padding: Tensor | None, causal: bool
@@ -172,9 +172,7 @@ def _converted(old: nn.MultiheadAttention, metric: MetricConfig) -> DAMCHAttenti
         like.device, like.dtype, metric=metric,
     )  # fmt: skip
     with torch.no_grad():
-        values = (
-            old.in_proj_weight.chunk(3)[2] if old._qkv_same_embed_dim else old.v_proj_weight
-        )
+        values = old.in_proj_weight.chunk(3)[2] if old._qkv_same_embed_dim else old.v_proj_weight
         new.value_proj.weight.copy_(values)
         new.out_proj.load_state_dict(old.out_proj.state_dict())
         if old.in_proj_bias is not None:
