@@ -127,6 +127,24 @@ def _show(progress: Iterator[Progress]) -> bool:
     return bar is not None
 
 
+@main.command()
+@click.argument("folder", default="checkpoints", type=click.Path(path_type=Path))
+def runs(folder: Path) -> None:
+    """List the runs in FOLDER with their results, and those that cannot be opened with why."""
+    from damcha.checkpoint import list_runs
+
+    found, broken = list_runs(folder)
+    click.echo(f"{'run':<20} {'weights':>10}  {'epochs kept':<22} {'last valid':>10}  unit")
+    for run in found:
+        weights = run.n_weights()
+        epochs = ", ".join(map(str, run.epochs))
+        last = run.metrics[-1].get("valid_loss") if run.metrics else None
+        shown = f"{last:.4f}" if isinstance(last, float) else "-"
+        click.echo(f"{run.name:<20} {weights:>10,}  {epochs:<22} {shown:>10}  {run.unit}")
+    for name, reason in broken:
+        click.echo(f"{name}: {reason}", err=True)
+
+
 def _block(context: click.Context, option: click.Parameter, value: str | None) -> Any:
     if value is None:
         return None

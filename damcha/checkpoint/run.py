@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from damcha.checkpoint.card import UNITS
 from damcha.checkpoint.files import read_text, regular_file
 from damcha.checkpoint.weights import (
     MAX_FILE_BYTES,
@@ -143,6 +145,22 @@ class Run:
         with regular_file(path, MAX_FILE_BYTES, self.path).open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
 
+    @property
+    def unit(self) -> str:
+        """What the run's losses are measured in."""
+        return UNITS[self.task]
+
+    def n_weights(self, epoch: int | None = None) -> int:
+        """Return how many weights an epoch's file holds, a shared one counted once.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no such epoch, or its file is damaged.
+        """
+        header = read_header(self._snapshot(epoch)[1], self.path)
+        return sum(math.prod(shape) for shape in header.shapes.values())
+
     def stored_dtypes(self, epoch: int | None = None) -> tuple[str, ...]:
         """Return the dtypes of an epoch's weights on disk, e.g. ("F16",); `load` gives float32.
 
@@ -241,7 +259,8 @@ class Run:
                 f"this run reads text, not a {type(source).__name__}; give a str, a Path or bytes"
             )
         if isinstance(source, Path):
-            passage = text.read_text(_read(source), self.config.data.seq_len, name=name or source.name)
+            content, limit = _read(source), self.config.data.seq_len
+            passage = text.read_text(content, limit, name=name or source.name)
         else:
             passage = text.read_text(source, self.config.data.seq_len, name=name or "text")
         inputs = torch.from_numpy(passage.tokens.astype(np.int64))[None]
