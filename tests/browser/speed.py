@@ -1,0 +1,153 @@
+"""Measure how fast the dashboard is, in headless Chromium: python tests/browser/speed.py [RUNS]
+
+RUNS is a folder of runs (by default the app's own). Each time runs until the drawn picture of the
+figure is in the page. Figures of a machine that does other work say little.
+"""
+
+import io
+import os
+import statistics
+import sys
+import time
+
+import numpy as np
+from conftest import ROOT, launch, serve
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+N = 20
+
+# A promise of the milliseconds until the metric differs from what it is now and is drawn.
+WATCH = """() => {
+  const find = () => document.querySelector('[class*="st-key-metric"] .js-plotly-plot');
+  const sign = () => {
+    const chart = find(), z = chart?.calcdata?.[0]?.[0]?.z;
+    if (!z || !chart.querySelector('.heatmaplayer image')) return null;
+    let sum = z.length * 1e6;
+    for (let i = 0; i < z.length; i++) for (let j = 0; j < z[i].length; j++)
+      sum += z[i][j] * (1 + i * 0.37 + j * 0.011);
+    return sum + (document.querySelectorAll('.heatmaplayer image').length ? 0 : 1);
+  };
+  const before = sign(), start = performance.now();
+  window.waited = new Promise((resolve) => {
+    const poll = () => {
+      const now = sign();
+      if (now !== null && now !== before) resolve(performance.now() - start);
+      else requestAnimationFrame(poll);
+    };
+    poll();
+  });
+}"""
+FIRST = """() => Boolean(document.querySelector(
+  '[class*="st-key-metric"] .js-plotly-plot .heatmaplayer image'))"""
+
+
+class Tally:
+    """Bytes that came over a page's websocket."""
+
+    def __init__(self, page):
+        self.received = 0
+        page.on("websocket", lambda ws: ws.on("framereceived", self._count))
+
+    def _count(self, payload):
+        self.received += len(payload)
+
+
+def timed(page, act):
+    """Seconds from an action to a new metric on the screen."""
+    page.evaluate(WATCH)
+    act()
+    return page.evaluate("window.waited") / 1000
+
+
+def say(what, seconds, target):
+    seconds = sorted(seconds)
+    high = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+    spread = f", 95th percentile {high:.2f} s" if len(seconds) > 1 else ""
+    print(f"{what:44} {statistics.median(seconds):6.2f} s{spread:28} (wanted: {target})", flush=True)
+
+
+def picture(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (480, 640, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return {"name": f"{seed}.jpg", "mimeType": "image/jpeg", "buffer": buffer.getvalue()}
+
+
+def opened(chromium, address, query=""):
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    tally = Tally(page)
+    start = time.perf_counter()
+    page.goto(address + query)
+    page.wait_for_function(FIRST, timeout=120_000, polling=20)
+    return page, tally, time.perf_counter() - start
+
+
+def dashboard(chromium, runs):
+    start = time.perf_counter()
+    with serve(ROOT / "app" / "main.py", runs) as address:
+        ready = time.perf_counter() - start
+        page, _, _ = opened(chromium, address)
+        total = time.perf_counter() - start
+        say("first figure after process start", [total], "4 s")
+        print(f"{'  of that, until the server answers':44} {ready:6.2f} s", flush=True)
+        page.wait_for_timeout(4000)
+        further = [opened(chromium, address) for _ in range(5)]
+        say("first figure in a further browser", [seconds for *_, seconds in further], "2 s")
+        for other, *_ in further:
+            other.context.close()
+
+        views = ["R", "M", "Symmetric", "M"] * (N // 4)
+        times = [
+            timed(page, page.get_by_role("radio", name=view, exact=True).click) for view in views
+        ]
+        say("another view", times, "0.5 s")
+        slider = page.get_by_role("slider", name="Epoch")
+        slider.focus()
+        keys = (["ArrowLeft"] * 2 + ["ArrowRight"] * 2) * (N // 4)
+        times = [timed(page, lambda key=key: page.keyboard.press(key)) for key in keys]
+        say("another epoch", times, "0.5 s")
+        page.get_by_role("radio", name="Upload").click()
+        files = page.locator("input[type=file]")
+        files.wait_for(state="attached")
+        page.wait_for_timeout(500)
+        times = [
+            timed(page, lambda seed=seed: files.set_input_files(picture(seed))) for seed in range(N)
+        ]
+        say("an upload, until its metric is drawn", times, "0.6 s, 95 %: 1.0 s")
+
+
+def large(chromium):
+    with serve(ROOT / "tests" / "browser" / "large.py") as address:
+        page, tally, _ = opened(chromium, address)
+        page.wait_for_timeout(1000)
+        for width in (1024, 2048):
+            for part in ("whole", "block"):
+                times, sent = [], []
+                for _ in range(5):
+                    page.get_by_role("radio", name="whole").click()
+                    page.wait_for_timeout(400)
+                    timed(page, page.get_by_role("radio", name="64", exact=True).click)
+                    page.wait_for_timeout(200)
+                    before = tally.received
+                    click = page.get_by_role("radio", name=str(width), exact=True).click
+                    seconds = timed(page, click)
+                    if part == "block":
+                        page.wait_for_timeout(200)
+                        before = tally.received
+                        seconds = timed(page, page.get_by_role("radio", name="block").click)
+                    page.wait_for_timeout(200)
+                    times.append(seconds)
+                    sent.append(tally.received - before)
+                say(f"d = {width}, {part}, {max(sent) / 1e6:.2f} MB sent", times, "0.5 s, 1 MB")
+
+
+if __name__ == "__main__":
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        browser.new_page().goto("about:blank")  # starting the browser itself is not measured
+        dashboard(browser, sys.argv[1] if len(sys.argv) > 1 else None)
+        large(browser)
+        browser.close()
