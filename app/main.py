@@ -18,7 +18,7 @@ st.set_page_config(
 )
 widgets.style()
 page = st.navigation([st.Page("views/inspect.py", title="Inspect")], position="hidden")
-warm.start()
+warm.start(new=state.is_new())
 
 s = state.session()
 with st.sidebar:

@@ -86,6 +86,11 @@ _NUMBERS = {"attention": ("attention_layer", "attention_head", "attention_query"
 _WORDS = ("run", "sample", "view", "device")
 
 
+def is_new() -> bool:
+    """Say whether this is the tab's first run."""
+    return _KEY not in st.session_state
+
+
 def session() -> Session:
     """Return this tab's Session; the first time, made from the URL."""
     if _KEY not in st.session_state:

@@ -13,13 +13,13 @@ _lock = threading.Lock()
 _done: set[str] = set()
 
 
-def start() -> None:
-    """On the first run of the process, import torch while the browser loads plotly.
+def start(new: bool) -> None:
+    """In a new session, let the browser load plotly while Python works.
 
-    An empty chart, seen for a moment, makes the browser fetch its plotting code (about a second);
-    Python imports torch in that time.
+    An empty chart, there for a moment, makes the browser fetch its plotting code (about a
+    second). In that time the first session of the process imports torch, the others draw.
     """
-    if "torch" in sys.modules:
+    if not new:
         return
     slot = st.empty()
     slot.plotly_chart(
@@ -28,11 +28,14 @@ def start() -> None:
             "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}},
         },
         config={"staticPlot": True},
+        key="warm",
+        height=40,
     )
-    import torch
+    if "torch" not in sys.modules:
+        import torch
 
-    # Inputs are small and users may be several: more threads a forward pass would only contend.
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+        # Inputs are small, users may be several: more threads a forward pass only contend.
+        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     slot.empty()
 
 

@@ -47,6 +47,8 @@ from damcha.figures.style import CYCLE, DARK, LIGHT, ink_on
 FONT = '"Source Sans", "Source Sans 3", system-ui, -apple-system, "Segoe UI", sans-serif'
 WIDTH = 720
 """Width in pixels for which heights and tick spacing are chosen, unless a page names its own."""
+READABLE_CELL = 36
+"""Width in pixels of a cell that has room for its number."""
 CLICKABLE_CELLS = 64 * 64
 """Above this a click layer would cost more than the picture."""
 
@@ -190,6 +192,8 @@ def _(mark: Heatmap, place: Place, layout: dict[str, Any]) -> list[Any]:
             }
         )
     hover = "%{y}<br>%{x}<br><b>%{z:.4g}</b><extra></extra>"
+    # Numbers too small to read would still cost the browser most of the drawing.
+    roomy = place.width / n_columns >= READABLE_CELL
     traces: list[Any] = [
         go.Heatmap(
             z=np.asarray(mark.values, np.float32),
@@ -198,7 +202,7 @@ def _(mark: Heatmap, place: Place, layout: dict[str, Any]) -> list[Any]:
             coloraxis=place.coloraxis,
             hovertemplate=hover,
             hoverongaps=False,
-            texttemplate="%{z:.3g}" if mark.write_values else None,
+            texttemplate="%{z:.3g}" if mark.write_values and roomy else None,
             xaxis=f"x{place.axis}",
             yaxis=f"y{place.axis}",
         )
