@@ -54,7 +54,7 @@ def inputs_of(task, **options):
 
 
 def test_patches_go_row_by_row_each_in_row_column_channel_order():
-    images = torch.arange(2 * 4 * 4).view(1, 2, 4, 4)
+    images = torch.arange(2.0 * 4 * 4).view(1, 2, 4, 4)
     patches = patchify(images, 2)
     assert patches.shape == (1, 4, 8)
     # top right patch: rows 0-1, columns 2-3, both channels of each pixel together
@@ -109,21 +109,21 @@ def test_loss_is_the_mean_over_examples_and_trains_every_weight(task_model, task
 def test_autoregression_loss_is_the_squared_error_of_each_patch(task_model):
     model, x = task_model(), images()
     expected = ((model(x) - patchify(x, 4)) ** 2).mean((1, 2))
-    torch.testing.assert_close(model.score(x, None)["loss"], expected, **EXACT)
+    torch.testing.assert_close(model.score(x, x)["loss"], expected, **EXACT)
 
 
 def test_language_loss_is_the_likelihood_of_each_byte_in_nats(task_model):
     model, x = task_model("language_modelling"), text()
     log_p = model(x).log_softmax(-1)
     expected = -torch.stack([log_p[b, torch.arange(10), x[b]].mean() for b in range(2)])
-    torch.testing.assert_close(model.score(x, None)["loss"], expected, **EXACT)
+    torch.testing.assert_close(model.score(x, x)["loss"], expected, **EXACT)
 
 
 def test_an_indifferent_language_model_pays_log_256(task_model):
     model = task_model("language_modelling")
     for parameter in model.head.parameters():
         parameter.zero_()
-    assert model.loss(text(), None).item() == pytest.approx(math.log(256), abs=1e-12)
+    assert model.loss(text(), text()).item() == pytest.approx(math.log(256), abs=1e-12)
 
 
 def test_classification_scores(task_model):
@@ -156,7 +156,7 @@ class TestReconstruction:
     def test_only_hidden_patches_count(self, task_model):
         model, x = task_model("image_reconstruction"), images()
         error = (model(x) - patchify(x, 4)) ** 2
-        torch.testing.assert_close(model.score(x, None)["loss"], error[:, 6:].mean((1, 2)), **EXACT)
+        torch.testing.assert_close(model.score(x, x)["loss"], error[:, 6:].mean((1, 2)), **EXACT)
 
     def test_a_mask_of_ones_own(self, task_model):
         model, x = task_model("image_reconstruction"), images()
@@ -168,7 +168,7 @@ class TestReconstruction:
         model, x = task_model("image_reconstruction", seed=1).train(), images()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            losses = {round(model.loss(x, None).item(), 9) for _ in range(12)}
+            losses = {round(model.loss(x, x).item(), 9) for _ in range(12)}
         assert len(losses) > 3
 
 

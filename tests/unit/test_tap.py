@@ -112,7 +112,7 @@ class TestWhatIsCaptured:
     def test_tensors_stay_in_the_graph(self, task_model):
         model = task_model().requires_grad_(True)
         with tap(model) as capture:
-            loss = model.loss(images(), None)
+            loss = model.loss(images(), images())
         (gradient,) = torch.autograd.grad(loss, capture.records[0].metric)
         assert gradient.abs().max() > 0
 
