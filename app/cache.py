@@ -92,10 +92,12 @@ def _times(file: Path) -> tuple[int, int]:
 
 
 def _figure_key(figure: Figure) -> tuple[Any, ...]:
+    import numpy as np
+
     digest = hashlib.sha256()
     for name, array in sorted(figure.arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-        digest.update(array.tobytes())
+        digest.update(np.ascontiguousarray(array).data)
     return figure.name, figure.title, repr(figure.provenance), digest.hexdigest()
 
 

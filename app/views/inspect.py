@@ -17,9 +17,9 @@ from damcha.gallery import Subject
 VIEWS: dict[MetricView, str] = {
     "full": "M",
     "head_metrics": "R",
-    "symmetric": "Symmetric",
+    "symmetric": "Sym.",
     "antisymmetric": "Antisym.",
-    "diagonal": "Diagonal",
+    "diagonal": "Diag.",
     "off_diagonal": "Off-diag.",
     "difference": "M − mean",
 }

@@ -9,7 +9,7 @@ from damcha.figures.metric import metric_figure
 widgets.style()
 
 
-@st.cache_resource(max_entries=2)
+@st.cache_resource(max_entries=2)  # noqa: TID251  # this script is not the dashboard
 def metric(d):
     return np.random.default_rng(d).standard_normal((d, d)).astype(np.float32)
 

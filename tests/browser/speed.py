@@ -64,7 +64,9 @@ def say(what, seconds, target):
     seconds = sorted(seconds)
     high = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
     spread = f", 95th percentile {high:.2f} s" if len(seconds) > 1 else ""
-    print(f"{what:44} {statistics.median(seconds):6.2f} s{spread:28} (wanted: {target})", flush=True)
+    print(
+        f"{what:44} {statistics.median(seconds):6.2f} s{spread:28} (wanted: {target})", flush=True
+    )
 
 
 def picture(seed):
@@ -98,7 +100,7 @@ def dashboard(chromium, runs):
         for other, *_ in further:
             other.context.close()
 
-        views = ["R", "M", "Symmetric", "M"] * (N // 4)
+        views = ["R", "M", "Sym.", "M"] * (N // 4)
         times = [
             timed(page, page.get_by_role("radio", name=view, exact=True).click) for view in views
         ]
@@ -122,25 +124,21 @@ def large(chromium):
     with serve(ROOT / "tests" / "browser" / "large.py") as address:
         page, tally, _ = opened(chromium, address)
         page.wait_for_timeout(1000)
-        for width in (1024, 2048):
-            for part in ("whole", "block"):
-                times, sent = [], []
-                for _ in range(5):
-                    page.get_by_role("radio", name="whole").click()
-                    page.wait_for_timeout(400)
-                    timed(page, page.get_by_role("radio", name="64", exact=True).click)
-                    page.wait_for_timeout(200)
-                    before = tally.received
-                    click = page.get_by_role("radio", name=str(width), exact=True).click
-                    seconds = timed(page, click)
-                    if part == "block":
-                        page.wait_for_timeout(200)
-                        before = tally.received
-                        seconds = timed(page, page.get_by_role("radio", name="block").click)
-                    page.wait_for_timeout(200)
-                    times.append(seconds)
-                    sent.append(tally.received - before)
-                say(f"d = {width}, {part}, {max(sent) / 1e6:.2f} MB sent", times, "0.5 s, 1 MB")
+
+        def choose(name):
+            before = tally.received
+            seconds = timed(page, page.get_by_role("radio", name=name, exact=True).click)
+            page.wait_for_timeout(300)
+            return seconds, (tally.received - before) / 1e6
+
+        for width in ("1024", "2048"):
+            steps = {width: [], "block": [], "whole": [], "64": []}
+            for _ in range(5):
+                for name, results in steps.items():
+                    results.append(choose(name))
+            for name, what in ((width, "overview"), ("block", "one block")):
+                seconds, sent = zip(*steps[name], strict=True)
+                say(f"d = {width}, {what}, {max(sent):.2f} MB sent", seconds, "0.5 s, 1 MB")
 
 
 if __name__ == "__main__":
