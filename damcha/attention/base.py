@@ -262,7 +262,8 @@ class Attention(nn.Module):
             return False
         if attn_mask.shape[-1] != attn_mask.shape[-2]:
             return False
-        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
+        # Many write a large finite number for -inf; e^-10000 is 0 in every floating-point type.
+        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask <= -1e4
         length = attn_mask.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
         return length > 1 and bool((hidden | ~future).all())

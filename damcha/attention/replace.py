@@ -144,24 +144,28 @@ def replace_attention(
         if isinstance(parent, nn.TransformerEncoderLayer):
             # The encoder layer's other gate to the C++ path looks at the activation only.
             parent.activation_relu_or_gelu = 0
-    for name, stack in list(_stacks(model)):
+    wrapped: dict[nn.Module, nn.Module] = {}
+    for stack in list(_stacks(model)):
         if isinstance(stack, nn.TransformerEncoder):
             # Packing pads away needs kernels that only torch's own attention has.
             stack.use_nested_tensor = False
         _number(stack)
         if how == "stack":
-            wrapped = _share_in(stack)
-            if not name:
-                return wrapped
-            parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], wrapped)
-    return model
+            wrapped[stack] = _share_in(stack)
+    for parent in list(model.modules()):
+        for leaf, child in parent._modules.items():
+            if child is not None and child in wrapped:
+                setattr(parent, leaf, wrapped[child])
+    return wrapped.get(model, model)
 
 
-def _stacks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
-            yield name, module
+def _stacks(model: nn.Module) -> Iterator[nn.Module]:
+    """Stacks with attention of ours; layers of a user's own may have none."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and any(
+            isinstance(part, DAMCHAttention) for part in module.modules()
+        ):
+            yield module
 
 
 def _converted(old: nn.MultiheadAttention, metric: MetricConfig) -> DAMCHAttention:

@@ -133,7 +133,39 @@ def test_a_layer_used_under_two_names_stays_one_layer():
     assert mine.a is mine.b
 
 
+def test_a_stack_used_under_two_names_stays_one_stack():
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(D, H, 8)
+            self.a = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.b = self.a
+
+    mine = replace_attention(Mine(), FULL)
+    assert mine.a is mine.b
+    assert not isinstance(mine.b, nn.TransformerEncoder)
+
+
+def test_a_stack_without_attention_is_left_as_it_is():
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = nn.TransformerEncoder(nn.Linear(D, D), 2, enable_nested_tensor=False)
+            self.attention = nn.MultiheadAttention(D, H)
+
+    mine = replace_attention(Mine(), FULL)
+    assert isinstance(mine.mixer, nn.TransformerEncoder)
+    assert isinstance(mine.attention, DAMCHAttention)
+
+
 class TestErrors:
+    @pytest.mark.parametrize("hidden", [float("-inf"), -1e9, torch.finfo(torch.float32).min])
+    def test_a_mask_that_hides_the_future_and_a_metric_that_sees_it(self, normal, hidden):
+        layer = DAMCHAttention(D, H, batch_first=True, metric=FULL).double()
+        x, mask = normal(1, 5, D), torch.full((5, 5), hidden).triu(1)
+        with pytest.raises(ConfigError, match="would see the future"):
+            layer(x, x, x, attn_mask=mask)
+
     def test_nothing_to_replace(self):
         with pytest.raises(ConfigError, match=r"model: it has no nn.MultiheadAttention to replace"):
             replace_attention(nn.Linear(2, 2))
