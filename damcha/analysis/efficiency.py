@@ -84,9 +84,9 @@ def compare(
     return Comparison(name, baseline_name, ratio, float(mine), float(theirs), limit)
 
 
-def peak_memory(work: Work) -> float:
-    """Peak of the memory that a piece of work allocates on the CPU or GPU, in MiB."""
-    if torch.cuda.is_available():
+def peak_memory(work: Work, device: str = "cpu") -> float:
+    """Peak of the memory that a piece of work allocates on its device, in MiB."""
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
         work()
@@ -200,13 +200,15 @@ def layer_benchmark(
         def generator() -> object:
             return source(x, causal=True, shared=True)
 
-        alone, once = peak_memory(one), peak_memory(generator)
-        one_mha = peak_memory(lambda: theirs[0](x, x, x, need_weights=False, is_causal=True))
+        alone, once = peak_memory(one, device), peak_memory(generator, device)
+        one_mha = peak_memory(
+            lambda: theirs[0](x, x, x, need_weights=False, is_causal=True), device
+        )
     memory = [
-        Memory("MHA layer", one_mha, peak_memory(mha) / n_layers),
+        Memory("MHA layer", one_mha, peak_memory(mha, device) / n_layers),
         Memory(
             f"DAMCHA layer with 1/{n_layers} of f_θ", alone + once / n_layers,
-            peak_memory(damcha) / n_layers,
+            peak_memory(damcha, device) / n_layers,
         ),
     ]  # fmt: skip
     yield "fused against explicit RowSum"
