@@ -145,14 +145,21 @@ def runs(folder: Path) -> None:
         click.echo(f"{name}: {reason}", err=True)
 
 
-def _block(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+def _integers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+    """Read A,B or R,G,B, as the option's metavar says."""
     if value is None:
         return None
+    form = str(option.metavar)
     try:
-        a, b = (int(part) for part in value.split(","))
+        numbers = tuple(int(part) for part in value.split(","))
     except ValueError:
-        raise ConfigError(f"--block {value}: write it as A,B, e.g. --block 0,3") from None
-    return a, b
+        numbers = ()
+    if len(numbers) != len(form.split(",")):
+        example = ",".join("0123"[: len(form.split(","))])
+        raise ConfigError(
+            f"--{option.name} {value}: write it as {form}, e.g. --{option.name} {example}"
+        )
+    return numbers
 
 
 @main.command()
@@ -161,11 +168,21 @@ def _block(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option("--epoch", type=int, help="Epoch [the last].")
 @click.option("--input", "source", type=click.Path(path_type=Path), help="Image or text file.")
 @click.option("--text", help="The text itself, for a run on text.")
+@click.option("--frame", default=0, show_default=True, help="Which frame of an animation.")
+@click.option("--invert", is_flag=True, help="Swap light and dark.")
+@click.option(
+    "--background",
+    metavar="R,G,B",
+    callback=_integers,
+    default="255,255,255",
+    show_default=True,
+    help="What transparent pixels are laid on.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="A .pdf, .svg, .png.")
 @click.option("--view", help="metric: full, head_metrics, symmetric, antisymmetric, diagonal, …")
 @click.option("--layer", type=int, help="Layer, where the stack does not share its metric.")
 @click.option("--position", type=int, help="Which refresh of a causal metric [the last].")
-@click.option("--block", callback=_block, help="A,B: block (A, B) alone.")
+@click.option("--block", metavar="A,B", callback=_integers, help="Block (A, B) alone.")
 @click.option("--head", type=int)
 @click.option("--query", type=int)
 @click.option("--venue", default="icml", show_default=True, help="Page: neurips, icml, acl, …")
@@ -177,6 +194,9 @@ def figure(
     epoch: int | None,
     source: Path | None,
     text: str | None,
+    frame: int,
+    invert: bool,
+    background: tuple[int, int, int],
     out: Path,
     venue: str,
     column: Any,
@@ -197,9 +217,14 @@ def figure(
     else:
         if (source is None) == (text is None):
             raise InputError("give the input as --input FILE, or as --text TEXT")
+        if text is not None and run.task != "language_modelling":
+            raise InputError(f"--text: run '{run.name}' takes pictures; give one as --input FILE")
         model = run.load(epoch, device)
         given = source if text is None else text
-        subject = gallery.open_subject(run, epoch, given, model=model)  # type: ignore[arg-type]
+        subject = gallery.open_subject(
+            run, epoch, given,  # type: ignore[arg-type]
+            model=model, frame=frame, invert=invert, background=background,
+        )  # fmt: skip
         for note in subject.example.notes:
             click.echo(f"note: {note}", err=True)
         drawn = gallery.draw(kind, subject, model, options)

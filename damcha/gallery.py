@@ -8,6 +8,7 @@ A figure made here carries its provenance, and the command that makes it again.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from damcha.analysis.inspection import (
     inspect,
 )
 from damcha.checkpoint.run import Device, Example, Run, Source
-from damcha.data.text import byte_label
+from damcha.data.text import Passage, byte_label
 from damcha.errors import InputError
 from damcha.figures.metric import MetricView
 from damcha.figures.spec import Figure, Provenance
@@ -120,23 +121,32 @@ def open_subject(
     )
 
 
+def _place(subject: Subject) -> str:
+    """Where a picture can be found again: its path, a sample's path, or the name of an upload."""
+    example = subject.example
+    if example.path is None:
+        for sample in subject.run.samples:
+            if sample.name == example.name:
+                content = sample.read_bytes()
+                if hashlib.sha256(content).hexdigest() == example.original.digest:
+                    return str(sample)
+    return str(example.path or example.name)
+
+
 def provenance(subject: Subject, kind: str, settings: Mapping[str, Any]) -> Provenance:
     """State where a figure's numbers come from, and the command that makes it again."""
-    text = subject.run.task == "language_modelling"
-    given = (
-        ["--text", subject.example.original.text]
-        if text and hasattr(subject.example.original, "text")
-        else ["--input", subject.example.name]
-    )
-    options = [
-        part
-        for name, value in settings.items()
-        if value is not None
-        for part in (
-            f"--{name}",
-            ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
-        )
-    ]
+    example = subject.example
+    if isinstance(example.original, Passage):
+        given = ["--text", example.original.text]
+    else:
+        given = ["--input", _place(subject)]
+    options = []
+    for name, value in {**example.settings, **settings}.items():
+        if value is True:
+            options.append(f"--{name}")
+        elif value is not None:
+            several = isinstance(value, tuple)
+            options += [f"--{name}", ",".join(map(str, value)) if several else str(value)]
     command = [
         "damcha", "figure", kind, "--run", str(subject.run.path), "--epoch", str(subject.epoch),
         *given, *options, "--out", f"{kind}.pdf",
@@ -145,9 +155,9 @@ def provenance(subject: Subject, kind: str, settings: Mapping[str, Any]) -> Prov
         run=subject.run.name,
         epoch=subject.epoch,
         weights_digest=subject.weights_digest,
-        input_digest=subject.example.digest,
-        input_name=subject.example.name,
-        settings=dict(settings),
+        input_digest=example.digest,
+        input_name=example.name,
+        settings={**example.settings, **settings},
         version=__version__,
         command=shlex.join(command),
     )
@@ -216,11 +226,14 @@ def answer(subject: Subject) -> Figure:
         return figures.distribution_figure(
             given.probabilities, given.class_names, provenance=made, title="Class probabilities"
         )
+    full = len(subject.example.labels) >= subject.run.config.data.seq_len
     return figures.distribution_figure(
         given.next_byte,
         [byte_label(k) for k in range(256)],
         provenance=made,
-        title="Next byte",
+        title="Last byte, from those before it (there is no room for another)"
+        if full
+        else "Next byte",
     )
 
 

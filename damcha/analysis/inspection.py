@@ -56,7 +56,7 @@ class TextAnswer:
     nats: Float[np.ndarray, " length"]
     """Surprise at each byte, -log p(byte | earlier bytes)."""
     next_byte: Float[np.ndarray, 256]
-    """Distribution of the byte after the text."""
+    """Distribution of the byte after the text; of its last byte, where it fills the model."""
     continuation: str
     """The likeliest next bytes, one after the other; U+FFFD where they are not UTF-8."""
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +64,10 @@ class Example:
     """SHA-256 of the bytes of `inputs`."""
     name: str
     original: images.Picture | text.Passage
+    path: Path | None = None
+    """Where it was read from; None for bytes, arrays and typed text."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The options of :meth:`Run.prepare` that were not left at their defaults."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +256,16 @@ class Run:
             digest=_digest(inputs),
             name=picture.name,
             original=picture,
+            path=Path(source) if isinstance(source, str | Path) else None,
+            settings={
+                option: value
+                for option, value, default in (
+                    ("frame", frame, 0),
+                    ("background", tuple(background), (255, 255, 255)),
+                    ("invert", invert, False),
+                )
+                if value != default
+            },
         )
 
     def _prepare_text(self, source: Source, name: str | None) -> Example:
@@ -272,6 +287,7 @@ class Run:
             digest=_digest(inputs),
             name=passage.name,
             original=passage,
+            path=source if isinstance(source, Path) else None,
         )
 
     def _snapshot(self, epoch: int | None) -> tuple[int, Path]:

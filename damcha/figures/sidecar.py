@@ -62,6 +62,9 @@ def to_csv(figure: Figure) -> bytes:
 
 def to_json(figure: Figure) -> bytes:
     """Return provenance, words, limits and page size as indented UTF-8 JSON."""
+    provenance = asdict(figure.provenance)
+    if figure.provenance.command:
+        provenance["command"] += f" --venue {figure.venue} --column {figure.column}"
     content = {
         "figure": figure.name,
         "title": figure.title,
@@ -72,7 +75,7 @@ def to_json(figure: Figure) -> bytes:
             name: {"shape": list(np.shape(data)), "dtype": str(np.asarray(data).dtype)}
             for name, data in figure.arrays.items()
         },
-        "provenance": asdict(figure.provenance),
+        "provenance": provenance,
     }
     text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
     return (text + "\n").encode("utf-8", "replace")
