@@ -138,6 +138,4 @@ class DAMCHAttention(Attention):
         state = None
         if cache is not None:
             state = cache.extra.setdefault("context", ContextState())
-        return self.metric(
-            key, padding, causal=causal, state=state, layer=self.layer
-        )
+        return self.metric(key, padding, causal=causal, state=state, layer=self.layer)
