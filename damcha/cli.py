@@ -211,6 +211,9 @@ def figure(
     from damcha.checkpoint import atomic_write, open_run
     from damcha.figures import paper, sidecar
 
+    if kind not in (*gallery.KINDS, "curves"):
+        names = ", ".join(sorted((*gallery.KINDS, "curves")))
+        raise InputError(f"{kind}: no such figure; choose from {names}")
     run = open_run(run_path)
     if kind == "curves":
         drawn = gallery.curves(run)

@@ -181,10 +181,10 @@ class Attention(nn.Module):
         if padding is not None:
             # NaN in a pad would survive any mask (0 · NaN), so pads are emptied first.
             key = key.masked_fill(padding[..., None], 0)
-            query = key if is_self else query
-            value = key if same_kv else value.masked_fill(padding[..., None], 0)
-        elif is_self:
-            query = key
+            value = value if same_kv else value.masked_fill(padding[..., None], 0)
+        # One tensor again where one was given: a mechanism may project it in one product.
+        value = key if same_kv else value
+        query = key if is_self else query
         if wants(self, "inputs"):
             report(self, "inputs", self.layer, query)
 
