@@ -213,8 +213,9 @@ def write_url(subject: Subject | None) -> None:
                 query["position"] = str(s.position)
             if s.block:
                 query["block"] = f"{s.block[0]},{s.block[1]}"
-        numbers = (getattr(s, name) for name in _NUMBERS["attention"])
-        query["attention"] = ",".join(map(str, numbers))
+        if s.attention_query >= 0:  # it was drawn
+            numbers = (getattr(s, name) for name in _NUMBERS["attention"])
+            query["attention"] = ",".join(map(str, numbers))
     if s.device != "auto":
         query["device"] = s.device
     if st.query_params.to_dict() != query:

@@ -48,8 +48,6 @@ def page() -> None:
     st.markdown(f"#### {widgets.plain(name)}")
     if subject.inspection.metrics is not None:
         metric(subject)
-        st.divider()
-        attention(subject, beside=True)
     else:
         kind = subject.run.config.model.attention.upper()
         st.info(
@@ -239,9 +237,16 @@ def _choose(label: str, options: range, name: str) -> None:
 
 
 def more(subject: Subject) -> None:
-    """The spectrum, the training curves and the run's card: drawn when they are opened."""
+    """Attention, spectrum, training curves, card: drawn when opened, so the metric comes first."""
     s = session()
     if subject.inspection.metrics is not None:
+        chosen = (s.attention_layer, s.attention_head) != (0, 0)  # by a link, or earlier
+        part = st.expander(
+            "Attention maps", key="attention-part", expanded=chosen, on_change="rerun"
+        )
+        if part.open:
+            with part:
+                attention(subject, beside=True)
         part = st.expander("Spectrum of M", key="spectrum-part", on_change="rerun")
         if part.open:
             with part, widgets.guard("The spectrum"):

@@ -97,7 +97,10 @@ class Metric:
         # heads afterwards is free.
         pairs = zip(groups, form.unbind(2), strict=True)
         q = torch.stack([x_a @ form_a for x_a, form_a in pairs], dim=-2)
-        return q.flatten(1, 2)[:, self.lag : self.lag + length].transpose(1, 2)
+        q = q.flatten(1, 2)  # [B, P·s, h, e|d]
+        if self.lag or behind:  # a slice of everything would still cost a copy of its gradient
+            q = q[:, self.lag : self.lag + length]
+        return q.transpose(1, 2)
 
 
 @dataclass(eq=False)

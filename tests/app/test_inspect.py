@@ -12,6 +12,7 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from damcha import gallery, open_run
+from damcha.analysis.inspection import attention_maps
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
 
@@ -79,7 +80,7 @@ def test_it_opens_on_a_sample_and_draws_the_librarys_numbers(opened, tiny_runs):
     )
     found = charts(at)
     np.testing.assert_array_equal(numbers(found["metric"]["data"][0]), subject.metric())
-    assert {"metric", "answer", "blocks", "attention", "attention-over-input"} <= set(found)
+    assert set(found) == {"metric", "answer", "blocks"}  # the rest is drawn when it is opened
     said = words(at)
     assert "fashion-damcha, epoch 10, bag.png" in said
     assert "Blocks of one row get the same gradient" in said
@@ -124,6 +125,18 @@ def test_position_and_epoch_change_the_metric_and_the_link(opened, tiny_runs):
     assert at.query_params["epoch"] == "1" and at.query_params["position"] == "2"
     again = opened(**{name: at.query_params[name] for name in ("run", "epoch", "position")})
     np.testing.assert_array_equal(numbers(charts(again)["metric"]["data"][0]), drawn)
+
+
+def test_a_link_to_an_attention_map_opens_it(opened, tiny_runs):
+    at = opened(attention="0,1,2")
+    run = open_run(tiny_runs / "fashion-damcha")
+    subject = gallery.open_subject(run, 10, tiny_runs / "fashion-damcha/samples/bag.png")
+    found = charts(at)
+    assert {"attention", "attention-over-input"} <= set(found)
+    whole = attention_maps(run.load(10), subject.example, 0)[1]
+    drawn = gallery.attention(subject, whole[None], 0, 0).panels[0].mark.values
+    np.testing.assert_array_equal(numbers(found["attention"]["data"][0]), drawn)
+    assert at.query_params["attention"] == "0,1,2" and not at.info
 
 
 def test_an_mha_run_has_attention_and_an_answer_but_no_metric(opened):

@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import DRAWN, ROOT, launch, serve
 from playwright.sync_api import sync_playwright
 
-QUERY = sys.argv[1] if len(sys.argv) > 1 else "?run=fashion-damcha&epoch=49&view=head_metrics"
+QUERY = sys.argv[1] if len(sys.argv) > 1 else "?run=objects-damcha&epoch=49&position=5"
 FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "app" / "screenshot.png"
 
 with serve(ROOT / "app" / "main.py") as address, sync_playwright() as playwright:
