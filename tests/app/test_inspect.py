@@ -56,6 +56,11 @@ def numbers(trace, axis="z"):
     return flat.reshape([int(n) for n in str(sent.get("shape", len(flat))).split(",")])
 
 
+def same(shown, computed):
+    """Two forward passes differ by rounding, as memory happens to be aligned; inputs by far more."""
+    np.testing.assert_allclose(shown, computed, rtol=1e-5, atol=1e-7)
+
+
 def png(seed=1, size=(40, 30), colour=True):
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (*size, 3) if colour else size, np.uint8)
@@ -79,7 +84,7 @@ def test_it_opens_on_a_sample_and_draws_the_librarys_numbers(opened, tiny_runs):
         open_run(tiny_runs / "fashion-damcha"), 10, tiny_runs / "fashion-damcha/samples/bag.png"
     )
     found = charts(at)
-    np.testing.assert_array_equal(numbers(found["metric"]["data"][0]), subject.metric())
+    same(numbers(found["metric"]["data"][0]), subject.metric())
     assert set(found) == {"metric", "answer", "blocks"}  # the rest is drawn when it is opened
     said = words(at)
     assert "fashion-damcha, epoch 10, bag.png" in said
@@ -111,7 +116,7 @@ def test_difference_head_metrics_and_a_block_by_link(opened):
     heads = charts(opened(view="head_metrics"))["metric"]["data"]
     np.testing.assert_allclose(numbers(heads[1]), whole[8:, :8] + whole[8:, 8:], atol=1e-5)
     block = charts(opened(block="1,0"))["metric"]["data"][0]
-    np.testing.assert_array_equal(numbers(block), whole[8:, :8])
+    same(numbers(block), whole[8:, :8])
 
 
 def test_position_and_epoch_change_the_metric_and_the_link(opened, tiny_runs):
@@ -121,10 +126,10 @@ def test_position_and_epoch_change_the_metric_and_the_link(opened, tiny_runs):
     at.select_slider(key="epoch").set_value(1)
     checked(at.select_slider(key="position").set_value(2).run())
     drawn = numbers(charts(at)["metric"]["data"][0])
-    np.testing.assert_array_equal(drawn, subject.metric(0, 2))
+    same(drawn, subject.metric(0, 2))
     assert at.query_params["epoch"] == "1" and at.query_params["position"] == "2"
     again = opened(**{name: at.query_params[name] for name in ("run", "epoch", "position")})
-    np.testing.assert_array_equal(numbers(charts(again)["metric"]["data"][0]), drawn)
+    same(numbers(charts(again)["metric"]["data"][0]), drawn)
 
 
 def test_a_link_to_an_attention_map_opens_it(opened, tiny_runs):
@@ -135,7 +140,7 @@ def test_a_link_to_an_attention_map_opens_it(opened, tiny_runs):
     assert {"attention", "attention-over-input"} <= set(found)
     whole = attention_maps(run.load(10), subject.example, 0)[1]
     drawn = gallery.attention(subject, whole[None], 0, 0).panels[0].mark.values
-    np.testing.assert_array_equal(numbers(found["attention"]["data"][0]), drawn)
+    same(numbers(found["attention"]["data"][0]), drawn)
     assert at.query_params["attention"] == "0,1,2" and not at.info
 
 
@@ -148,7 +153,7 @@ def test_an_mha_run_has_attention_and_an_answer_but_no_metric(opened):
 def test_a_sentence_is_read_as_bytes(opened, tiny_runs):
     at = opened(run="text", text="né 1")
     subject = gallery.open_subject(open_run(tiny_runs / "text"), 10, "né 1")
-    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric(0, -1))
+    same(numbers(charts(at)["metric"]["data"][0]), subject.metric(0, -1))
     surprise = numbers(charts(at)["surprise"]["data"][0]).ravel()
     np.testing.assert_allclose(surprise, subject.inspection.answer.nats, rtol=1e-5)
     assert "4 characters make 5 bytes" in words(at)
@@ -176,7 +181,7 @@ def test_a_run_with_one_metric_a_layer_and_one_epoch(opened, tiny_runs):
     at = opened(run="unshared", layer="1")
     run = open_run(tiny_runs / "unshared")
     subject = gallery.open_subject(run, 3, tiny_runs / "unshared/samples/bag.png")
-    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric(1, -1))
+    same(numbers(charts(at)["metric"]["data"][0]), subject.metric(1, -1))
     assert "Epoch **3**, the only one of this run" in words(at)
     assert "Blocks of one row" not in words(opened(run="bilinear")), "there they can be told apart"
 
@@ -185,7 +190,7 @@ def test_an_upload_is_shown_with_what_was_done_to_it(opened, tiny_runs):
     content = png()
     at = upload(opened(), "photo.png", content)
     subject = gallery.open_subject(open_run(tiny_runs / "fashion-damcha"), 10, content)
-    np.testing.assert_array_equal(numbers(charts(at)["metric"]["data"][0]), subject.metric())
+    same(numbers(charts(at)["metric"]["data"][0]), subject.metric())
     assert "Colour converted to grey" in words(at) and "Cropped to the central" in words(at)
     assert "sample" not in at.query_params, "an upload is in no link"
     checked(at.checkbox(key="invert").set_value(True).run())
@@ -276,4 +281,4 @@ def test_exports_are_the_figure(tiny_runs):
     made = json.loads(widgets.export(figure, "json"))["provenance"]
     assert made["epoch"] == 10 and "damcha figure metric" in made["command"]
     with np.load(io.BytesIO(widgets.export(figure, "npz"))) as arrays:
-        np.testing.assert_array_equal(arrays["metric"], figure.arrays["metric"])
+        same(arrays["metric"], figure.arrays["metric"])
