@@ -118,7 +118,7 @@ def visit(browser, server):
 def wait_for():
     """``wait_for(page, matrix, chart="metric")``: wait until a chart shows this matrix.
 
-    Two forward passes differ by rounding, as memory happens to be aligned.
+    The app computes in a thread of its own, whose sums may be split otherwise: rounding differs.
     """
 
     def wait(page, matrix, chart="metric"):
