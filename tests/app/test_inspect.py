@@ -57,7 +57,7 @@ def numbers(trace, axis="z"):
 
 
 def same(shown, computed):
-    """The app computes in a thread of its own, whose sums may be split otherwise: rounding differs."""
+    """The app computes in another thread, whose sums may be split otherwise: rounding differs."""
     np.testing.assert_allclose(shown, computed, rtol=1e-5, atol=1e-7)
 
 
