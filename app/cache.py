@@ -103,7 +103,7 @@ def _figure_key(figure: Figure) -> tuple[Any, ...]:
 
 _HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
     "damcha.checkpoint.run.Run": _run_key,
-    "damcha.gallery.Subject": lambda subject: (
+    "damcha.gallery.subject.Subject": lambda subject: (
         _run_key(subject.run),
         subject.epoch,
         subject.example.digest,
@@ -132,11 +132,11 @@ def subject(run: Run, epoch: int, device: str, given: Given, invert: bool, frame
 
 
 @st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
-def geometry(subject: Subject, source: int, position: int) -> Geometry:
+def geometry(subject: Subject, layer: int, position: int) -> Geometry:
     """Return the numbers of one metric."""
     from damcha import gallery
 
-    return gallery.geometry(subject, source, position)
+    return gallery.geometry(subject, layer, position)
 
 
 @st.cache_resource(max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES)

@@ -1,47 +1,19 @@
-"""The dashboard: `streamlit run app/main.py`. The list of pages, and the sidebar they share."""
+"""The server: `streamlit run app/main.py`. It imports torch while the browser still loads."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import streamlit as st
+from streamlit.starlette import App
 
-from app import cache, state, warm, widgets
+from app import warm
 
-HERE = Path(__file__).resolve().parent
 
-st.set_page_config(
-    page_title="DAMCHA",
-    page_icon=str(HERE / "icon.png"),
-    layout="wide",
-    initial_sidebar_state="expanded",
-)
-widgets.style()
-page = st.navigation([st.Page("views/inspect.py", title="Inspect")], position="hidden")
-warm.start(new=state.is_new())
+@asynccontextmanager
+async def _lifespan(server: App) -> AsyncIterator[None]:
+    warm.begin()
+    yield
 
-s = state.session()
-with st.sidebar:
-    st.markdown("#### DAMCHA")
-    st.caption("The cross-head metric that a transformer computes from one input")
-    runs, broken = cache.runs()
-    if not runs:
-        widgets.no_runs(broken)
-        st.stop()
-    run = widgets.pick_run(runs, broken)
-    epoch = widgets.pick_epoch(run)
-    widgets.pick_layer(run)
-    given = widgets.pick_input(run)
-    device = widgets.pick_device()
 
-notices = st.container()
-with widgets.guard("This input"):
-    if given is not None:
-        s.shown = cache.subject(run, epoch, device, given, s.invert, s.frame)
-if s.shown is None:
-    s.shown = widgets.anything((run, *runs.values()), device)
-page.run()
-if s.notices:  # after the page: its widgets, too, check what the link asked for
-    notices.info(widgets.plain(" ".join(s.notices)), icon=":material/link:")
-state.write_url(s.shown)
-warm.finish()
+app = App("dashboard.py", lifespan=_lifespan)

@@ -80,6 +80,10 @@ class Session:
     """Fields whose value came by the link and has not been checked yet."""
 
 
+LINKED: tuple[str, ...] = ()
+"""Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
+and tuples of these. A widget's :func:`bind` checks what a link asks for."""
+
 _KEY = "damcha"
 _INTEGERS = ("epoch", "layer", "position", "frame")
 _NUMBERS = {"attention": ("attention_layer", "attention_head", "attention_query")}
@@ -182,6 +186,13 @@ def from_url(query: Mapping[str, str]) -> Session:
             for field_name, number in zip(fields, numbers, strict=True):
                 setattr(s, field_name, number)
                 s.linked.add(field_name)
+    for name in LINKED:
+        if name in query:
+            try:
+                setattr(s, name, _read(query[name][:200], getattr(s, name)))
+                s.linked.add(name)
+            except ValueError:
+                wrong.append(name)
     if query.get("text", "").strip():
         s.text, s.text_input = query["text"][:MAX_URL_TEXT], "text"
     s.invert = query.get("invert") == "1"
@@ -216,6 +227,10 @@ def write_url(subject: Subject | None) -> None:
         if s.attention_query >= 0:  # it was drawn
             numbers = (getattr(s, name) for name in _NUMBERS["attention"])
             query["attention"] = ",".join(map(str, numbers))
+    fresh = Session()
+    for name in LINKED:
+        if getattr(s, name) != getattr(fresh, name):
+            query[name] = _written(getattr(s, name))
     if s.device != "auto":
         query["device"] = s.device
     if st.query_params.to_dict() != query:
@@ -227,3 +242,27 @@ def _integer(text: str) -> int:
     if not -1 <= number < 10_000_000:
         raise ValueError
     return number
+
+
+def _written(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _read(text: str, default: Any) -> Any:
+    """Read what :func:`_written` wrote, as a value of the default's type."""
+    if isinstance(default, tuple):
+        return tuple(_value(part) for part in text.split(",")) if text else ()
+    if isinstance(default, bool):
+        return text == "True"
+    if isinstance(default, int):
+        return _integer(text)
+    if isinstance(default, float):
+        number = float(text)
+        if not abs(number) < 1e12:  # NaN, too
+            raise ValueError
+        return number
+    return text
+
+
+def _value(text: str) -> int | str:
+    return _integer(text) if text.lstrip("-").isdigit() else text

@@ -57,3 +57,15 @@ def _prepare() -> None:
 
     gc.collect()
     gc.freeze()
+
+
+def begin() -> None:
+    """At the start of the process, import torch in a thread, while the browser still loads."""
+
+    def work() -> None:
+        import torch
+
+        # Inputs are small, users may be several: more threads a forward pass only contend.
+        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+
+    threading.Thread(target=work, daemon=True, name="damcha-torch").start()

@@ -26,6 +26,9 @@ class _Group(click.Group):
         except DamchaError as error:
             click.echo(f"damcha: {error}", err=True)
             sys.exit(2)
+        except click.UsageError as error:
+            click.echo(f"damcha: {error.format_message()}", err=True)
+            sys.exit(2)
         except OSError as error:  # a full disk, a file without permission
             if error.strerror is None:
                 raise
@@ -145,97 +148,29 @@ def runs(folder: Path) -> None:
         click.echo(f"{name}: {reason}", err=True)
 
 
-def _integers(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    """Read A,B or R,G,B, as the option's metavar says."""
-    if value is None:
-        return None
-    form = str(option.metavar)
-    try:
-        numbers = tuple(int(part) for part in value.split(","))
-    except ValueError:
-        numbers = ()
-    if len(numbers) != len(form.split(",")):
-        example = ",".join("0123"[: len(form.split(","))])
-        raise ConfigError(
-            f"--{option.name} {value}: write it as {form}, e.g. --{option.name} {example}"
-        )
-    return numbers
+class _Figures(click.Group):
+    """One command for each kind of figure; kinds and their options are the gallery's."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from damcha import gallery
+
+        return sorted(gallery.KINDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        from damcha import figure_commands, gallery
+
+        if cmd_name not in gallery.KINDS:
+            names = ", ".join(sorted(gallery.KINDS))
+            raise InputError(f"{cmd_name}: no such figure; choose from {names}")
+        return figure_commands.command(cmd_name, gallery.KINDS[cmd_name])
 
 
-@main.command()
-@click.argument("kind")
-@click.option("--run", "run_path", required=True, type=click.Path(path_type=Path))
-@click.option("--epoch", type=int, help="Epoch [the last].")
-@click.option("--input", "source", type=click.Path(path_type=Path), help="Image or text file.")
-@click.option("--text", help="The text itself, for a run on text.")
-@click.option("--frame", default=0, show_default=True, help="Which frame of an animation.")
-@click.option("--invert", is_flag=True, help="Swap light and dark.")
-@click.option(
-    "--background",
-    metavar="R,G,B",
-    callback=_integers,
-    default="255,255,255",
-    show_default=True,
-    help="What transparent pixels are laid on.",
-)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .pdf, .svg, .png.")
-@click.option("--view", help="metric: full, head_metrics, symmetric, antisymmetric, diagonal, …")
-@click.option("--layer", type=int, help="Layer, where the stack does not share its metric.")
-@click.option("--position", type=int, help="Which refresh of a causal metric [the last].")
-@click.option("--block", metavar="A,B", callback=_integers, help="Block (A, B) alone.")
-@click.option("--head", type=int)
-@click.option("--query", type=int)
-@click.option("--venue", default="icml", show_default=True, help="Page: neurips, icml, acl, …")
-@click.option("--column", type=click.Choice(["single", "double"]), default="single")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, mps.")
-def figure(
-    kind: str,
-    run_path: Path,
-    epoch: int | None,
-    source: Path | None,
-    text: str | None,
-    frame: int,
-    invert: bool,
-    background: tuple[int, int, int],
-    out: Path,
-    venue: str,
-    column: Any,
-    device: Any,
-    **options: Any,
-) -> None:
-    """Draw KIND for an input, with its numbers (.npz) and provenance (.json) beside it.
+@main.group(cls=_Figures)
+def figure() -> None:
+    """Draw a figure, with its numbers (.npz) and provenance (.json) beside it.
 
-    KIND is metric, spectrum, answer, surprise, attention, attention-over-input or curves.
+    `damcha figure KIND --help` lists what each kind takes.
     """
-    from damcha import gallery
-    from damcha.checkpoint import atomic_write, open_run
-    from damcha.figures import paper, sidecar
-
-    if kind not in (*gallery.KINDS, "curves"):
-        names = ", ".join(sorted((*gallery.KINDS, "curves")))
-        raise InputError(f"{kind}: no such figure; choose from {names}")
-    run = open_run(run_path)
-    if kind == "curves":
-        drawn = gallery.curves(run)
-    else:
-        if (source is None) == (text is None):
-            raise InputError("give the input as --input FILE, or as --text TEXT")
-        if text is not None and run.task != "language_modelling":
-            raise InputError(f"--text: run '{run.name}' takes pictures; give one as --input FILE")
-        model = run.load(epoch, device)
-        given = source if text is None else text
-        subject = gallery.open_subject(
-            run, epoch, given,  # type: ignore[arg-type]
-            model=model, frame=frame, invert=invert, background=background,
-        )  # fmt: skip
-        for note in subject.example.notes:
-            click.echo(f"note: {note}", err=True)
-        drawn = gallery.draw(kind, subject, model, options)
-    drawn = drawn.sized(venue, column)
-    paper.save(drawn, out)
-    atomic_write(out.with_suffix(".npz"), sidecar.to_npz(drawn))
-    atomic_write(out.with_suffix(".json"), sidecar.to_json(drawn))
-    click.echo(f"{out}, {out.with_suffix('.npz').name}, {out.with_suffix('.json').name}")
 
 
 @main.command()

@@ -26,7 +26,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
-from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -38,6 +37,7 @@ from damcha.checkpoint.run import MAX_METRICS_BYTES, pick_device
 from damcha.checkpoint.weights import load_strictly, read_weights, write_weights
 from damcha.config import RunConfig, TrainConfig
 from damcha.data.datasets import ImageData, TextData, load_dataset
+from damcha.data.evaluation import image_tensor, spread, windows
 from damcha.errors import CheckpointError, ConfigError
 from damcha.model import TaskModel, build_model
 from damcha.tap import tap
@@ -62,11 +62,6 @@ class Progress:
 # -------------------------------------------------------------------- data of a step
 
 
-def image_tensor(images: UInt8[np.ndarray, "batch height width c"]) -> Tensor:
-    """uint8 [B, H, W, C] in 0..255 → float32 [B, C, H, W] in [-1, 1], as the models take it."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
-
-
 def _order(n: int, seed: int, first: int, count: int) -> NDArray[np.int64]:
     """Places first … first+count-1 of an endless sequence of shuffles of range(n)."""
     places = np.arange(first, first + count)
@@ -87,25 +82,17 @@ def _batch(
         length = config.data.seq_len
         rng = np.random.default_rng([seed, step])
         starts = rng.integers(0, len(data.bytes) - length + 1, size)[rank::world]
-        return _windows(data, starts, length)
+        return windows(data, starts, length)
     index = _order(len(data.labels), seed, step * size, size)[rank::world]
     return image_tensor(data.images[index]), torch.from_numpy(data.labels[index])
 
 
-def _windows(data: TextData, starts: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
-    windows = data.bytes[starts[:, None] + np.arange(length)].astype(np.int64)
-    return torch.from_numpy(windows), torch.zeros(len(starts), dtype=torch.long)
-
-
 def held_out(data: ImageData | TextData, config: RunConfig, count: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of `count` examples spread evenly over a held-out part, always the same."""
+    places = spread(data, config.data.seq_len, count)
     if isinstance(data, TextData):
-        length = config.data.seq_len
-        count = min(count, len(data.bytes) // length)
-        starts = np.linspace(0, len(data.bytes) - length, count).astype(np.int64)
-        return _windows(data, starts, length)
-    index = np.linspace(0, len(data.labels) - 1, min(count, len(data.labels))).astype(np.int64)
-    return image_tensor(data.images[index]), torch.from_numpy(data.labels[index])
+        return windows(data, places, config.data.seq_len)
+    return image_tensor(data.images[places]), torch.from_numpy(data.labels[places])
 
 
 def _check_classes(data: ImageData | TextData, config: RunConfig) -> None:

@@ -217,11 +217,11 @@ def attention(subject: Subject, beside: bool) -> None:
         maps = cache.attention_maps(subject, s.device, s.attention_layer)
         left, right = st.columns(2, gap="large") if beside else (st.container(), st.container())
         with left:
-            whole = gallery.attention(subject, maps, s.attention_layer, s.attention_head)
+            whole = gallery.attention(subject, s.attention_layer, s.attention_head, maps)
             widgets.show(whole, "attention", 500)
         with right:
             over = gallery.attention_over_input(
-                subject, maps, s.attention_layer, s.attention_head, s.attention_query
+                subject, s.attention_layer, s.attention_head, s.attention_query, maps
             )
             widgets.show(over, "attention-over-input", 500)
     state.write_url(subject)
@@ -254,7 +254,7 @@ def more(subject: Subject) -> None:
     part = st.expander("Training curves", key="curves-part", on_change="rerun")
     if part.open:
         with part, widgets.guard("The curves"):
-            widgets.show(gallery.curves(subject.run), "curves", 700)
+            widgets.show(gallery.curves([subject.run]), "curves", 700)
     part = st.expander("About this run", key="card-part", on_change="rerun")
     if part.open:
         with part, widgets.guard("The card"):

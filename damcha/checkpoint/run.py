@@ -29,6 +29,8 @@ from damcha.checkpoint.weights import (
 )
 from damcha.config import RunConfig
 from damcha.data import images, text
+from damcha.data.datasets import Split
+from damcha.data.evaluation import EvaluationSet, evaluation_set
 from damcha.errors import CheckpointError, ConfigError, DamchaError, InputError
 from damcha.model import TaskModel, build_model
 
@@ -38,6 +40,8 @@ MAX_METRICS_BYTES = 64_000_000
 MAX_INPUT_BYTES = 20_000_000
 
 MEANS = "mean-metric.safetensors"
+DATA = "data"
+"""A folder beside the runs: held-out data by name of the set, e.g. data/fashion_mnist."""
 SNAPSHOT = re.compile(r"epoch-(\d{1,6})\.safetensors")
 SAMPLE_SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
@@ -211,6 +215,33 @@ class Run:
         found: npt.NDArray[np.float32] = mean.float().numpy()
         return found
 
+    def evaluation_set(
+        self, root: str | Path | None = None, n: int = 512, split: Split = "test"
+    ) -> EvaluationSet:
+        """Open held-out examples of the data that the run was trained on.
+
+        Parameters
+        ----------
+        root
+            Where the data lie; by default data/SET beside the run, which ships with ours.
+        n, split
+            How many examples, spread evenly over which part.
+
+        Raises
+        ------
+        InputError
+            If the data are not there, or damaged.
+        """
+        data = self.config.data
+        if root is None:
+            root = self.path.parent / DATA / data.dataset
+            if not root.is_dir():
+                raise InputError(
+                    f"run '{self.name}' has no held-out data at {DATA}/{data.dataset} beside it; "
+                    "name the folder of its data"
+                )
+        return evaluation_set(data, root, n, split)
+
     def prepare(
         self,
         source: Source,
@@ -365,7 +396,9 @@ def list_runs(folder: str | Path) -> tuple[list[Run], list[tuple[str, str]]]:
     folder = Path(folder)
     try:
         paths = sorted(
-            entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+            entry
+            for entry in folder.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != DATA
         )
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the folder {str(folder)!r} cannot be listed: {error}") from None

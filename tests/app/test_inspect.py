@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from damcha import gallery, open_run
 from damcha.analysis.inspection import attention_maps
 
-MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
+MAIN = Path(__file__).resolve().parents[2] / "app" / "dashboard.py"
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_link_to_an_attention_map_opens_it(opened, tiny_runs):
     found = charts(at)
     assert {"attention", "attention-over-input"} <= set(found)
     whole = attention_maps(run.load(10), subject.example, 0)[1]
-    drawn = gallery.attention(subject, whole[None], 0, 0).panels[0].mark.values
+    drawn = gallery.attention(subject, 0, 0, whole[None]).panels[0].mark.values
     same(numbers(found["attention"]["data"][0]), drawn)
     assert at.query_params["attention"] == "0,1,2" and not at.info
 
@@ -282,3 +282,9 @@ def test_exports_are_the_figure(tiny_runs):
     assert made["epoch"] == 10 and "damcha figure metric" in made["command"]
     with np.load(io.BytesIO(widgets.export(figure, "npz"))) as arrays:
         same(arrays["metric"], figure.arrays["metric"])
+
+
+def test_every_page_opens(opened):
+    at = opened()
+    for page in (MAIN.parent / "views").glob("*.py"):
+        checked(at.switch_page(f"views/{page.name}").run())

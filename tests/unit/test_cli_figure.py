@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from damcha import gallery
 from damcha.cli import main
 
 
@@ -110,6 +111,27 @@ def test_refusals_are_one_sentence_and_leave_no_file(tiny_runs, tmp_path, name, 
     assert message in result.stderr
     assert result.stderr.startswith("damcha: ") and result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("magic",), "magic: no such figure; choose from answer, attention"),
+        (("answer", "--view", "full"), "No such option"),
+    ],
+)
+def test_unknown_kinds_and_options(words, message):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("damcha: ") and result.stderr.count("\n") == 1
+
+
+def test_every_kind_says_what_it_takes():
+    for kind in gallery.KINDS:
+        result = run(kind, "--help")
+        assert result.exit_code == 0, result.output
+        assert "--out" in result.output
 
 
 def test_formats_of_other_kinds_are_refused(tiny_runs, tmp_path):

@@ -111,22 +111,21 @@ class TestAnswer:
         full = gallery.open_subject(text.run, None, "0123456789", device="cpu")
         assert gallery.answer(full).title.startswith("Last byte, from those before it")
 
-    def test_every_kind_is_drawn(self, subject, text, tiny_runs):
+    def test_every_kind_of_one_input_is_drawn(self, subject, text, tiny_runs):
         run = open_run(tiny_runs / "classes")
         classes = gallery.open_subject(run, None, run.samples[0], device="cpu")
         for one in (subject, text, classes):
-            model = one.run.load(one.epoch, "cpu")
-            for kind in gallery.KINDS:
-                if kind == "surprise" and one is not text:
+            for name, kind in gallery.KINDS.items():
+                if kind.of != "subject" or (name == "surprise" and one is not text):
                     continue
-                made = gallery.draw(kind, one, model, {})
+                made = kind.draw(one)
                 assert made.provenance.weights_digest == one.run.weights_digest(one.epoch)
 
 
 class TestAttentionOverInput:
     def test_each_weight_lies_on_the_token_it_belongs_to(self, subject):
         maps = attention_maps(subject.run.load(1, "cpu"), subject.example, 0)
-        figure = gallery.attention_over_input(subject, maps, 0, 1, 4)
+        figure = gallery.attention_over_input(subject, 0, 1, 4, maps)
         assert f"({maps[1, 4, 0]:.0%} on the start token)" in figure.panels[0].title + figure.title
         drawn = figure.arrays["weights"]
         flat = np.asarray(drawn).ravel()
@@ -138,8 +137,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("kind", "options", "message"),
         [
-            ("magic", {}, "magic: no such figure; choose from answer, attention"),
-            ("answer", {"view": "full"}, "--view: figure 'answer' has no such option"),
             ("metric", {"layer": 1}, "layer: 1 is not one of 0 to 0"),
             ("metric", {"position": 99}, "position: 99 is not one of 0 to"),
             ("surprise", {}, "does not model text"),
@@ -150,7 +147,7 @@ class TestErrors:
     )  # fmt: skip
     def test_options(self, subject, kind, options, message):
         with pytest.raises(InputError, match=message):
-            gallery.draw(kind, subject, subject.run.load(1, "cpu"), options)
+            gallery.KINDS[kind].draw(subject, **options)
 
     def test_no_metric(self, tiny_runs):
         run = open_run(tiny_runs / "mha")

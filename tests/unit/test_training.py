@@ -18,9 +18,10 @@ import damcha.training as training
 from damcha.checkpoint import open_run, read_weights
 from damcha.config import RunConfig, TrainConfig
 from damcha.data import load_dataset
+from damcha.data.evaluation import image_tensor
 from damcha.errors import CheckpointError, ConfigError, InputError
 from damcha.model import build_model
-from damcha.training import evaluate, held_out, image_tensor, learning_rate, make_optimizer, train
+from damcha.training import evaluate, held_out, learning_rate, make_optimizer, train
 
 IDX = Path(__file__).parents[1] / "data" / "idx"
 TINY = {

@@ -1,0 +1,5 @@
+"""Atlas."""
+
+import streamlit as st
+
+st.caption("This page is being built.")

@@ -1,0 +1,5 @@
+"""Figure board."""
+
+import streamlit as st
+
+st.caption("This page is being built.")

@@ -1,0 +1,5 @@
+"""Epochs."""
+
+import streamlit as st
+
+st.caption("This page is being built.")

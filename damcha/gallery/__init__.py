@@ -1,0 +1,68 @@
+"""Every figure by its name: what the dashboard and the shell both show, from runs and inputs.
+
+    open_subject(run, epoch, source) → Subject ─┬→ metric, spectrum, answer, …   → figures.Figure
+                                                └→ geometry                      → numbers
+
+A figure made here carries its provenance, and the command that makes it again. Figure functions
+take first what the figure is of; their parameters of type ``Annotated[…, "help"]`` are its options,
+in the shell too. To add one: write the function in the module of its topic and name it in KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from damcha.figures.spec import Figure
+from damcha.gallery.inspect import (
+    answer,
+    attention,
+    attention_over_input,
+    geometry,
+    identifiability_note,
+    metric,
+    spectrum,
+    surprise,
+)
+from damcha.gallery.runs import curves
+from damcha.gallery.subject import Snapshot, Subject, open_snapshot, open_subject
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Snapshot",
+    "Subject",
+    "answer",
+    "attention",
+    "attention_over_input",
+    "curves",
+    "geometry",
+    "identifiability_note",
+    "metric",
+    "open_snapshot",
+    "open_subject",
+    "spectrum",
+    "surprise",
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A figure that can be asked for by name."""
+
+    draw: Callable[..., Figure]
+    of: Literal["subject", "histories", "pair", "set", "runs"] = "subject"
+    """What it takes first: a Subject; one History a run; two Subjects; a Snapshot and an
+    EvaluationSet; Runs."""
+
+
+KINDS: dict[str, Kind] = {
+    "metric": Kind(metric),
+    "spectrum": Kind(spectrum),
+    "answer": Kind(answer),
+    "surprise": Kind(surprise),
+    "attention": Kind(attention),
+    "attention-over-input": Kind(attention_over_input),
+    "curves": Kind(curves, of="runs"),
+}
