@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
+from app import warm
 from app.state import Given
 
 if TYPE_CHECKING:
@@ -119,9 +120,16 @@ def model(run: Run, epoch: int, device: str) -> TaskModel:
     return run.load(epoch, device)  # type: ignore[arg-type]
 
 
-@st.cache_resource(max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES)
 def subject(run: Run, epoch: int, device: str, given: Given, invert: bool, frame: int) -> Subject:
-    """Return an input's metric and answer in one snapshot of a run."""
+    """Return an input's metric and answer in one snapshot of a run.
+
+    Samples belong to everybody; what came from a user belongs to the user's session.
+    """
+    keep = _sample if given.kind == "sample" else _upload
+    return keep(run, epoch, device, given, invert, frame)
+
+
+def _subject(run: Run, epoch: int, device: str, given: Given, invert: bool, frame: int) -> Subject:
     from damcha.gallery import open_subject
 
     if given.kind == "text":
@@ -129,6 +137,12 @@ def subject(run: Run, epoch: int, device: str, given: Given, invert: bool, frame
     else:
         example = run.prepare(given.content, name=given.name, invert=invert, frame=frame)
     return open_subject(run, epoch, example, model=model(run, epoch, device))
+
+
+_sample = st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_HASHES)(_subject)
+_upload = st.cache_resource(
+    max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES
+)(_subject)
 
 
 @st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
@@ -153,6 +167,14 @@ def drawn(figure: Figure, dark: bool, room: int) -> Any:
     from damcha.figures.screen import to_plotly
 
     return to_plotly(figure, dark, room)
+
+
+@st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def canvas(frames: tuple[Figure, ...], labels: tuple[str, ...], dark: bool, room: int) -> bytes:
+    """Return figures of one layout as the bytes of one canvas."""
+    from damcha.figures.canvas import to_canvas
+
+    return to_canvas(frames, room, dark, labels, warm.plotly_address())
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

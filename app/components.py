@@ -1,4 +1,4 @@
-"""Two small elements that Streamlit lacks: a gallery of thumbnails, and pasting a picture.
+"""Small elements that Streamlit lacks: a canvas for figures, a gallery, pasting a picture.
 
 Both are a few lines of our own script in the page; no package, no host outside. Data reaches them
 as JSON and is put into the page as text or as an image source, never as HTML.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -128,6 +129,41 @@ export default function ({ parentElement, data, setTriggerValue }) {
 
 MAX_PASTED = 20_000_000
 
+_FIGURE_HTML = """
+<div class="figure">
+  <canvas tabindex="0" role="img"></canvas>
+  <div class="frames" hidden>
+    <button type="button" aria-label="Play">▶</button>
+    <input type="range" min="0" step="1" />
+    <output></output>
+  </div>
+  <div class="tip" hidden></div>
+  <div class="reader" aria-live="polite"></div>
+</div>
+"""
+_FIGURE_CSS = """
+.figure { position: relative; width: 100%; }
+canvas { display: block; touch-action: pan-y; }
+canvas:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 2px; }
+.tip { position: absolute; pointer-events: none; z-index: 5; padding: 4px 8px; max-width: 18rem;
+  font: 13px/1.35 var(--st-font); color: var(--st-text-color); border-radius: 4px;
+  background: var(--st-background-color); box-shadow: 0 1px 6px rgb(0 0 0 / 30%); }
+.frames { display: flex; align-items: center; gap: 10px; margin-top: 6px;
+  font: 14px var(--st-font); color: var(--st-text-color); }
+.frames[hidden], .tip[hidden] { display: none; }
+.frames input { flex: 1; accent-color: var(--st-primary-color); }
+.frames button { font: inherit; width: 34px; height: 30px; cursor: pointer; border-radius: 6px;
+  color: inherit; background: transparent;
+  border: 1px solid color-mix(in srgb, var(--st-text-color) 22%, transparent); }
+.reader { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+"""
+
+_figure = st.components.v2.component(
+    "damcha_figure",
+    html=_FIGURE_HTML,
+    css=_FIGURE_CSS,
+    js=(Path(__file__).parent / "elements" / "figure.js").read_text(),
+)
 _gallery = st.components.v2.component(
     "damcha_gallery",
     html='<div class="grid" role="radiogroup" aria-label="Samples"></div>',
@@ -140,6 +176,11 @@ _paste = st.components.v2.component(
     css=_PASTE_CSS,
     js=_PASTE_JS,
 )
+
+
+def figure(content: bytes, key: str, on_click: Callable[[], None] | None = None) -> None:
+    """Draw what :mod:`damcha.figures.canvas` wrote; a click leaves [panel, row, column]."""
+    _figure(data=content, key=key, on_cell_change=on_click or _nothing)
 
 
 def gallery(items: Sequence[tuple[str, str, str]], chosen: str, key: str) -> str | None:

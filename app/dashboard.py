@@ -30,7 +30,6 @@ page = st.navigation(
     ],
     position="top",
 )
-warm.start(new=state.is_new())
 
 s = state.session()
 with st.sidebar:

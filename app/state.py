@@ -148,10 +148,18 @@ def assign(name: str, value: Any) -> None:
 
 
 def clicked(chart: str) -> tuple[int, ...] | None:
-    """Return the (row, column) of the cell that was clicked in a chart, by the chart's key."""
-    points = st.session_state[chart].selection.points
+    """Return the (row, column) of the cell that was clicked in a chart, by the chart's key.
+
+    Of a chart of points, the (index,) of the point.
+    """
+    told = st.session_state[chart]
+    if "cell" in told:  # a canvas: panel, row, column
+        cell = told.cell
+        good = isinstance(cell, list) and len(cell) == 3 and all(type(k) is int for k in cell)
+        return (cell[1], cell[2]) if good else None
+    points = told.selection.points
     cell = points[0].get("customdata") if points else None
-    return (int(cell[0]), int(cell[1])) if cell and len(cell) == 2 else None
+    return tuple(map(int, cell)) if isinstance(cell, list) else None
 
 
 def from_url(query: Mapping[str, str]) -> Session:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-import sys
 import threading
+from pathlib import Path
 
 import streamlit as st
 
@@ -13,30 +14,25 @@ _lock = threading.Lock()
 _done: set[str] = set()
 
 
-def start(new: bool) -> None:
-    """In a new session, let the browser load plotly while Python works.
+def begin() -> None:
+    """At the start of the process, import torch in a thread, while the browser still loads."""
+    threading.Thread(target=_torch, daemon=True, name="damcha-torch").start()
 
-    An empty chart, there for a moment, makes the browser fetch its plotting code (about a
-    second). In that time the first session of the process imports torch, the others draw.
-    """
-    if not new:
-        return
-    slot = st.empty()
-    slot.plotly_chart(
-        {
-            "data": [{"type": "scatter", "x": [], "y": []}],
-            "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}},
-        },
-        config={"staticPlot": True},
-        key="warm",
-        height=40,
-    )
-    if "torch" not in sys.modules:
-        import torch
 
-        # Inputs are small, users may be several: more threads a forward pass only contend.
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-    slot.empty()
+def _torch() -> None:
+    import torch
+
+    # Inputs are small, users may be several: more threads a forward pass only contend.
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    import damcha.gallery  # noqa: F401
+
+
+@functools.cache
+def plotly_address() -> str:
+    """Where the browser finds Streamlit's plotting code, to fetch it once it is idle; "" if not."""
+    folder = Path(st.__file__).parent / "static"
+    found = sorted(folder.glob("static/js/PlotlyChart.*.js"))
+    return f"./{found[0].relative_to(folder).as_posix()}" if found else ""
 
 
 def finish() -> None:
@@ -57,15 +53,3 @@ def _prepare() -> None:
 
     gc.collect()
     gc.freeze()
-
-
-def begin() -> None:
-    """At the start of the process, import torch in a thread, while the browser still loads."""
-
-    def work() -> None:
-        import torch
-
-        # Inputs are small, users may be several: more threads a forward pass only contend.
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-
-    threading.Thread(target=work, daemon=True, name="damcha-torch").start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import streamlit as st
@@ -52,7 +52,7 @@ PLOTLY = {
 }
 
 _CSS = """
-.stMainBlockContainer { padding: 2.25rem 2.5rem 4rem; max-width: 1500px; }
+.stMainBlockContainer { padding: 4.25rem 2.5rem 4rem; max-width: 1500px; }
 [data-testid="stSidebarHeader"] { height: 2.25rem; margin-bottom: 0; padding-bottom: 0; }
 .stMainBlockContainer h4 { padding-bottom: 0.25rem; }
 .stMainBlockContainer [data-testid="stCaptionContainer"] p { text-wrap: pretty; }
@@ -269,22 +269,42 @@ def show(
     words: str = "",
     on_click: Callable[[str], None] | None = None,
 ) -> None:
-    """Draw a figure `room` pixels wide, with words and exports below.
+    """Draw a figure `room` pixels wide at most, with words and exports below.
 
-    `on_click` is called with the chart's key when a cell was clicked (see `state.clicked`).
+    `on_click` is called with the chart's key when a cell or a point was clicked (see
+    `state.clicked`).
     """
-    extra: dict[str, Any] = {}
-    if on_click is not None:
-        extra = {"on_select": functools.partial(on_click, key), "selection_mode": "points"}
-    st.plotly_chart(
-        cache.drawn(figure, dark(), room),
-        theme=None,
-        key=key,
-        config=PLOTLY,
-        width=room,
-        alt=figure.caption,
-        **extra,
-    )
+    from damcha.figures.canvas import drawable
+
+    told = None if on_click is None else functools.partial(on_click, key)
+    if drawable(figure):
+        components.figure(cache.canvas((figure,), (), dark(), room), key, told)
+    else:
+        selects: dict[str, Any] = {} if told is None else {"on_select": told, "selection_mode": "points"}
+        st.plotly_chart(
+            cache.drawn(figure, dark(), room),
+            theme=None,
+            key=key,
+            config=PLOTLY,
+            width=room,
+            alt=figure.caption,
+            **selects,
+        )
+    _below(figure, key, words)
+
+
+def show_frames(
+    frames: Sequence[Figure], labels: Sequence[str], key: str, room: int, *, words: str = ""
+) -> None:
+    """Draw figures of one layout and one scale as an animation with a slider, e.g. over epochs.
+
+    The exports are of the last frame.
+    """
+    components.figure(cache.canvas(tuple(frames), tuple(labels), dark(), room), key)
+    _below(frames[-1], key, words)
+
+
+def _below(figure: Figure, key: str, words: str) -> None:
     left, right = st.columns([4, 1])
     left.caption(plain(words or figure.caption))
     with right:

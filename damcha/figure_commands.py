@@ -42,7 +42,7 @@ def command(name: str, kind: Kind) -> click.Command:
 # Options ------------------------------------------------------------------------------------------
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """A,B or R,G,B: whole numbers, as many as the form has letters."""
 
     def __init__(self, form: str) -> None:

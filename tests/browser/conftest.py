@@ -19,9 +19,15 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 # The matrix that a chart shows, once it is drawn; null before.
 DRAWN = """(key) => {
-  const chart = document.querySelector(`[class*="st-key-${key}"] .js-plotly-plot`);
-  if (!chart?.calcdata?.[0]?.[0]?.z || !chart.querySelector('.heatmaplayer image')) return null;
-  return chart.calcdata[0][0].z.map((row) => Array.from(row));
+  for (const part of document.querySelectorAll(`[class*="st-key-${key}"] *`)) {
+    const view = part.shadowRoot?.querySelector(".figure")?.view;
+    const panel = view?.head?.panels.find((panel) => panel.mark === "cells");
+    if (!view?.drawn || !panel) continue;
+    const values = view.values(panel);
+    return Array.from({ length: panel.rows }, (_, r) =>
+      Array.from(values.subarray(r * panel.columns, (r + 1) * panel.columns)));
+  }
+  return null;
 }"""
 
 

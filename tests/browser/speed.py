@@ -11,35 +11,31 @@ import sys
 import time
 
 import numpy as np
-from conftest import ROOT, launch, serve
+from conftest import DRAWN, ROOT, launch, serve
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
 N = 20
 
 # A promise of the milliseconds until the metric differs from what it is now and is drawn.
-WATCH = """() => {
-  const find = () => document.querySelector('[class*="st-key-metric"] .js-plotly-plot');
-  const sign = () => {
-    const chart = find(), z = chart?.calcdata?.[0]?.[0]?.z;
-    if (!z || !chart.querySelector('.heatmaplayer image')) return null;
-    let sum = z.length * 1e6;
-    for (let i = 0; i < z.length; i++) for (let j = 0; j < z[i].length; j++)
-      sum += z[i][j] * (1 + i * 0.37 + j * 0.011);
-    return sum + (document.querySelectorAll('.heatmaplayer image').length ? 0 : 1);
-  };
+WATCH = f"""() => {{
+  const sign = () => {{
+    const rows = ({DRAWN})("metric");
+    return rows && rows.reduce((sum, row, i) =>
+      sum + row.reduce((part, value, j) => part + value * (1 + i * 0.37 + j * 0.011), 0),
+      rows.length * 1e6);
+  }};
   const before = sign(), start = performance.now();
-  window.waited = new Promise((resolve) => {
-    const poll = () => {
+  window.waited = new Promise((resolve) => {{
+    const poll = () => {{
       const now = sign();
       if (now !== null && now !== before) resolve(performance.now() - start);
       else requestAnimationFrame(poll);
-    };
+    }};
     poll();
-  });
-}"""
-FIRST = """() => Boolean(document.querySelector(
-  '[class*="st-key-metric"] .js-plotly-plot .heatmaplayer image'))"""
+  }});
+}}"""
+FIRST = f"() => ({DRAWN})('metric') !== null"
 
 
 class Tally:

@@ -9,6 +9,17 @@ from PIL import Image
 
 from damcha import gallery, open_run
 
+# The middle of a cell of a chart's first panel, in pixels from the canvas's top left.
+CENTRE = """([key, row, column]) => {
+  for (const part of document.querySelectorAll(`[class*="st-key-${key}"] *`)) {
+    const view = part.shadowRoot?.querySelector(".figure")?.view;
+    if (!view) continue;
+    const { rows, columns } = view.head.panels[0], box = view.plan.boxes[0];
+    return { x: box.x + ((column + 0.5) / columns) * box.width,
+             y: box.y + ((row + 0.5) / rows) * box.height };
+  }
+}"""
+
 
 @pytest.fixture
 def metric_of(tiny_runs):
@@ -80,9 +91,8 @@ def test_a_click_on_a_block_opens_it(visit, metric_of, wait_for):
     page = visit()
     whole = metric_of()
     wait_for(page, np.sqrt((whole.reshape(2, 8, 2, 8) ** 2).sum((1, 3))), "blocks")
-    area = page.locator('[class*="st-key-blocks"] .nsewdrag').first
-    box = area.bounding_box()
-    area.click(position={"x": box["width"] * 0.25, "y": box["height"] * 0.75})
+    cell = page.evaluate(CENTRE, ["blocks", 1, 0])
+    page.locator('[class*="st-key-blocks"] canvas').click(position=cell)
     wait_for(page, whole[8:, :8])
     page.wait_for_url("**block=1%2C0**")
 
