@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
@@ -280,7 +280,9 @@ def show(
     if drawable(figure):
         components.figure(cache.canvas((figure,), (), dark(), room), key, told)
     else:
-        selects: dict[str, Any] = {} if told is None else {"on_select": told, "selection_mode": "points"}
+        selects: dict[str, Any] = {}
+        if told is not None:
+            selects = {"on_select": told, "selection_mode": "points"}
         st.plotly_chart(
             cache.drawn(figure, dark(), room),
             theme=None,
