@@ -34,8 +34,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from damcha.attention.fused import HeadQueries, RowSumLinear, head_sum
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
 from damcha.tap import MetricRecord, edit_metric, listening, report_metric, wants_per_layer
@@ -91,13 +91,7 @@ class Metric:
         behind = -(self.lag + length) % self.stride
         if self.lag or behind:
             x = nn.functional.pad(x, (0, 0, self.lag, behind))
-        groups = x.unflatten(1, (-1, self.stride)).chunk(n_heads, dim=-1)  # h · [B, P, s, e]
-        # Head by head: a view of x each, where one product over all heads would copy and keep x.
-        # Stacked token by token, the layout that fused attention returns, so that merging the
-        # heads afterwards is free.
-        pairs = zip(groups, form.unbind(2), strict=True)
-        q = torch.stack([x_a @ form_a for x_a, form_a in pairs], dim=-2)
-        q = q.flatten(1, 2)  # [B, P·s, h, e|d]
+        q = HeadQueries.apply(x.unflatten(1, (-1, self.stride)), form).flatten(1, 2)
         if self.lag or behind:  # a slice of everything would still cost a copy of its gradient
             q = q[:, self.lag : self.lag + length]
         return q.transpose(1, 2)
@@ -303,17 +297,15 @@ class CrossHeadMetric(nn.Module):
         index would be as large as the weights for every head.
         """
         h, e = self.n_heads, self.d_head
-        on, off = self.config.diagonal_scale, self.config.off_diagonal_scale
+        scales = self.config.diagonal_scale, self.config.off_diagonal_scale
         parts = raw.unflatten(0, (h, e, h, e))  # (a, i, b, j, …)
-        symmetric = self.config.constraint == "symmetric"
-        columns = parts.unbind(2) if symmetric else ()
+        columns = parts.unbind(2) if self.config.constraint == "symmetric" else ()
         for a, part in enumerate(parts.unbind(0)):  # (i, b, j, …)
-            rows = part.sum(1)
-            own = part[:, a] if on != off else rows  # N_aa
-            if symmetric:
-                rows = (rows + columns[a].sum(0).transpose(0, 1)) / 2  # Σ_b N_baᵀ
-                own = (own + own.transpose(0, 1)) / 2
-            yield off * rows + (on - off) * own if on != off else on * rows if on != 1 else rows
+            rows = head_sum(part, a, *scales)
+            if columns:  # with Σ_b N_baᵀ
+                turned = head_sum(columns[a].transpose(0, 1), a, *scales).transpose(0, 1)
+                rows = (rows + turned) / 2
+            yield rows
 
     def _rows(self, raw: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch h e e"]:
         """R from the output of a factored or combined construction, without forming M."""
@@ -347,20 +339,18 @@ class CrossHeadMetric(nn.Module):
             return self._rows(self._raw(context))
         if context is None:
             return torch.stack(list(self._linear_rows(self.constant)))[None, None]
-        hidden = self.hidden(context)
-        arguments = (hidden, self.output.weight, self.output.bias)
-        if torch.is_grad_enabled() and self.output.weight.numel() > RECOMPUTED_WEIGHTS:
-            return checkpoint(self._reduced_output, *arguments, use_reentrant=False)
-        return self._reduced_output(*arguments)
-
-    def _reduced_output(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """RowSum(W) hidden + RowSum(b), [B, P, h, e, e]."""
+        hidden, weight, bias = self.hidden(context), self.output.weight, self.output.bias
+        if self.config.constraint == "free" and weight.numel() > RECOMPUTED_WEIGHTS:
+            scales = self.config.diagonal_scale, self.config.off_diagonal_scale
+            rows = RowSumLinear.apply(hidden, weight, bias, self.n_heads, *scales)
+            return rows.movedim(0, 2)
         e = self.d_head
-        rows = [
+        heads = [
             nn.functional.linear(hidden, w.flatten(0, 1), b.flatten()).unflatten(-1, (e, e))
             for w, b in zip(self._linear_rows(weight), self._linear_rows(bias), strict=True)
         ]
-        return torch.stack(rows, dim=-3)
+        # Head by head in memory, as the layers read them and write their gradients.
+        return torch.stack(heads).movedim(0, 2)
 
     # ---------------------------------------------------------------- public
 

@@ -154,11 +154,10 @@ def test_fused_output_and_gradients_are_the_explicit_ones(make_layer, normal, co
         torch.testing.assert_close(left, right, rtol=1e-11, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("constraint", ["free", "symmetric"])
-def test_reductions_made_again_in_backward_change_nothing(
-    make_layer, normal, monkeypatch, constraint
-):
-    config = MetricConfig(hidden_dims=(4,), constraint=constraint, off_diagonal_scale=0.5)
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (2.0, 2.0), (1.0, 0.5)])
+def test_reductions_made_again_in_backward_change_nothing(make_layer, normal, monkeypatch, scales):
+    on, off = scales
+    config = MetricConfig(hidden_dims=(4,), diagonal_scale=on, off_diagonal_scale=off)
     layer = make_layer(config, 0)
     gradients = []
     for limit in (2**24, 0):
