@@ -34,8 +34,10 @@ def _grads_of(
 
 def _head_queries(x: Tensor, form: Tensor) -> Tensor:
     # Head by head: a view of x each, where one product over all heads would copy and keep x.
+    # Stacked token by token: fused attention returns its queries' layout, so that merging the
+    # heads afterwards is free.
     heads = zip(x.chunk(form.shape[2], dim=-1), form.movedim(2, 0).unbind(0), strict=True)
-    return torch.stack([x_a @ form_a for x_a, form_a in heads]).movedim(0, -2)
+    return torch.stack([x_a @ form_a for x_a, form_a in heads], dim=-2)
 
 
 class HeadQueries(torch.autograd.Function):
