@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ button[aria-checked="true"]::after { content: "✓"; position: absolute; right: 
 """
 
 _GALLERY_JS = """
-export default function ({ parentElement, data, setTriggerValue }) {
+export default function ({ parentElement, data: sent, setTriggerValue }) {
+  const data = JSON.parse(new TextDecoder().decode(sent));
   const grid = parentElement.querySelector(".grid");
   const shown = JSON.stringify(data.items.map((item) => item.name));
   if (grid.dataset.shown !== shown) {
@@ -89,7 +91,8 @@ p:empty { display: none; }
 """
 
 _PASTE_JS = """
-export default function ({ parentElement, data, setTriggerValue }) {
+export default function ({ parentElement, data: sent, setTriggerValue }) {
+  const data = JSON.parse(new TextDecoder().decode(sent));
   const button = parentElement.querySelector("button");
   const words = parentElement.querySelector("p");
   const send = (blob) => {
@@ -189,19 +192,24 @@ def gallery(items: Sequence[tuple[str, str, str]], chosen: str, key: str) -> str
         "items": [{"name": n, "label": label, "source": source} for n, label, source in items],
         "chosen": chosen,
     }
-    picked = _gallery(data=data, key=key, on_chosen_change=_nothing).chosen
+    picked = _gallery(data=_bytes(data), key=key, on_chosen_change=_nothing).chosen
     return picked if picked in {name for name, _, _ in items} else None
 
 
 def paste(key: str) -> bytes | None:
     """Show a paste button, listen for Ctrl+V; return the file of a picture just pasted."""
-    sent = _paste(data={"most": MAX_PASTED}, key=key, on_picture_change=_nothing).picture
+    sent = _paste(data=_bytes({"most": MAX_PASTED}), key=key, on_picture_change=_nothing).picture
     if not isinstance(sent, str) or len(sent) > 2 * MAX_PASTED:
         return None
     try:
         return base64.b64decode(sent, validate=True)
     except binascii.Error:
         return None
+
+
+def _bytes(data: dict[str, Any]) -> bytes:
+    """JSON as bytes: of a dict, Streamlit would ask pandas whether it is a table, and import it."""
+    return json.dumps(data).encode()
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +16,14 @@ _done: set[str] = set()
 
 
 def begin() -> None:
-    """At the start of the process, import torch in a thread, while the browser still loads."""
+    """At the start of the process, import torch in a thread, while the browser still loads.
+
+    What was imported is then kept from the garbage collector: Streamlit calls it after every run of
+    a script, and with torch's objects it would stop the interpreter for about 100 ms.
+    """
+    # A page is some 90 small files, and the server waits for the interpreter several times at each:
+    # with Python's usual 5 ms, a script that runs at the same time delays the page by a second.
+    sys.setswitchinterval(0.0005)
     threading.Thread(target=_torch, daemon=True, name="damcha-torch").start()
 
 
@@ -25,6 +33,8 @@ def _torch() -> None:
     # Inputs are small, users may be several: more threads a forward pass only contend.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     import damcha.gallery  # noqa: F401
+
+    gc.freeze()
 
 
 @functools.cache
@@ -36,16 +46,14 @@ def plotly_address() -> str:
 
 
 def finish() -> None:
-    """After the first picture of the process, prepare exports and spare the garbage collector.
-
-    Streamlit collects all garbage after every run of a script; with torch's objects among it, that
-    stops the interpreter for about 100 ms.
-    """
+    """After the first picture of the process, prepare the exports."""
     with _lock:
         if _done:
             return
         _done.add("finish")
-    threading.Thread(target=_prepare, daemon=True, name="damcha-warm").start()
+    later = threading.Timer(5, _prepare)  # the browser, which draws now, needs the processor
+    later.daemon = True
+    later.start()
 
 
 def _prepare() -> None:
