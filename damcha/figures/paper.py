@@ -30,9 +30,12 @@ from damcha.errors import InputError
 from damcha.figures.paper_text import INCH, RC, plain, text_width
 from damcha.figures.spec import (
     Bars,
+    Contour,
+    Distributions,
     Figure,
     Heatmap,
     ImageGrid,
+    Intervals,
     Lines,
     Mark,
     Panel,
@@ -40,6 +43,7 @@ from damcha.figures.spec import (
     Scatter,
     Sentence,
     Series,
+    Surface,
     Ticks,
     Tokens,
     mosaic,
@@ -50,6 +54,10 @@ from damcha.figures.style import CYCLE, LIGHT, ink_on, number, page_width, stops
 
 Format = Literal["pdf", "svg", "png"]
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
+
+SYMBOLS = ("o", "D", "s", "^", "X", "*", "P")
+DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)), "-")
+"""Shapes and dashes of groups, in the order of ``screen.py``: none is told by colour alone."""
 
 LINE = 10 / INCH
 """Height of a line of text in inches."""
@@ -105,9 +113,16 @@ def draw(figure: Figure) -> Page:
             0.05 / width, 1 - 0.05 / height, text, va="top", ha="left", size=8, parse_math=False
         )
     for panel, box in zip(figure.panels, boxes, strict=True):
-        axes = page.add_axes(_fractions(box, width, height))
+        solid = {"projection": "3d"} if isinstance(panel.mark, Surface) else {}
+        axes = page.add_axes(_fractions(box, width, height), **solid)
         _draw(panel.mark, axes, box)
         _words(panel, axes, box)
+        if panel.row_title:
+            middle = 1 - (box.top + box.height / 2) / height
+            page.text(
+                0.09 / width, middle, plain(panel.row_title), rotation=90, size=7.5, va="center",
+                ha="center", parse_math=False,
+            )  # fmt: skip
     first, last = boxes[0], boxes[-1]
     for scale in scales(figure):
         box = _Box(bar_left, first.top, 0.07, last.top + last.height - first.top)
@@ -123,6 +138,7 @@ def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
     rows = [panels[k : k + n_columns] for k in range(0, len(panels), n_columns)]
     bars = sum(map(_bar_room, scales(figure)))
     margin = [max(_left(row[c]) for row in rows if c < len(row)) for c in range(n_columns)]
+    margin[0] += 0.16 * any(panel.row_title for panel in panels)
     right = bars or 0.08
     gap = 0.06
     free = width - sum(margin) - right - gap * (n_columns - 1)
@@ -177,6 +193,75 @@ def _(mark: Heatmap, axes: Axes, box: _Box) -> None:
 
 
 @_draw.register
+def _(mark: Contour, axes: Axes, box: _Box) -> None:
+    rows, columns = mark.values.shape
+    shared: dict[str, Any] = {"levels": mark.levels, "norm": Normalize(*mark.scale.limits)}
+    # Filled areas meet without the white hairlines of antialiasing.
+    axes.contourf(mark.values, cmap=_colours(mark.scale), extend="neither", **shared)
+    axes.contour(mark.values, levels=mark.levels, colors=LIGHT.rule, linewidths=0.15)
+    rule: dict[str, Any] = {"color": LIGHT.rule, "linewidth": 0.35, "alpha": 0.7}
+    axes.hlines(mark.row_lines, 0, columns - 1, **rule)
+    axes.vlines(mark.column_lines, 0, rows - 1, **rule)
+    axes.set(xlim=(0, columns - 1), ylim=(rows - 1, 0))
+
+
+@_draw.register
+def _(mark: Surface, axes: Axes, box: _Box) -> None:
+    solid: Any = axes  # an Axes3D
+    rows, columns = mark.values.shape
+    x, y = np.meshgrid(np.arange(columns), np.arange(rows))
+    low, high = mark.scale.limits
+    solid.plot_surface(
+        x, y, mark.values, cmap=_colours(mark.scale), norm=Normalize(low, high),
+        rcount=rows, ccount=columns, linewidth=0, antialiased=False,
+    )  # fmt: skip
+    solid.set(xlim=(0, columns - 1), ylim=(rows - 1, 0), zlim=(low, high))
+    solid.set_box_aspect((1, 1, 0.55), zoom=1.12)
+    solid.view_init(elev=mark.elevation, azim=mark.azimuth)
+    solid.set_proj_type("ortho")
+    solid.zaxis.set_major_locator(MaxNLocator(4))
+    solid.zaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    for axis in (solid.xaxis, solid.yaxis, solid.zaxis):
+        axis.pane.set_visible(False)
+        axis._axinfo["grid"].update(color=LIGHT.grid, linewidth=0.3)
+        axis.set_tick_params(labelsize=5.5, pad=-3, width=0.3, length=1)
+        axis.line.set_linewidth(0.4)
+        axis.labelpad = -9
+
+
+@_draw.register
+def _(mark: Intervals, axes: Axes, box: _Box) -> None:
+    places = np.arange(len(mark.labels))
+    if mark.reference is not None:
+        axes.axvline(mark.reference, color=LIGHT.muted, linewidth=0.6, linestyle="--")
+    axes.errorbar(
+        mark.centres, places, xerr=(mark.centres - mark.lows, mark.highs - mark.centres),
+        fmt="o", color=CYCLE[0], markersize=3, linewidth=1, capsize=1.5,
+    )  # fmt: skip
+    _named_rows(mark.labels, axes)
+
+
+@_draw.register
+def _(mark: Distributions, axes: Axes, box: _Box) -> None:
+    for k, ((p5, q25, median, q75, p95), mean) in enumerate(
+        zip(mark.quantiles(), mark.means(), strict=True)
+    ):
+        axes.hlines(k, p5, p95, color=CYCLE[0], linewidth=0.8)
+        axes.barh(k, q75 - q25, left=q25, height=0.56, color="#cfe3f3", edgecolor=CYCLE[0], lw=0.8)
+        axes.vlines(median, k - 0.28, k + 0.28, color=CYCLE[0], linewidth=1.4)
+        axes.plot(mean, k, "D", color=CYCLE[1], markersize=2.6)
+    _named_rows(mark.labels, axes)
+
+
+def _named_rows(labels: Sequence[str], axes: Axes) -> None:
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_yticks(np.arange(len(labels)), [plain(label) for label in labels], parse_math=False)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    _open_frame(axes)
+
+
+@_draw.register
 def _(mark: Tokens, axes: Axes, box: _Box) -> None:
     values, texts = token_cells(mark)
     names = (
@@ -203,11 +288,15 @@ def _(mark: Tokens, axes: Axes, box: _Box) -> None:
 @_draw.register
 def _(mark: Lines, axes: Axes, box: _Box) -> None:
     for k, line in enumerate(mark.series):
+        colour = CYCLE[k % len(CYCLE)]
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(
             line.x,
             line.y,
-            color=CYCLE[k % len(CYCLE)],
+            color=colour,
             linewidth=1,
+            linestyle=DASHES[k % len(DASHES)],
             marker="o" if mark.markers else "",
             markersize=2.5,
             label=plain(line.name),
@@ -227,7 +316,8 @@ def _(mark: Scatter, axes: Axes, box: _Box) -> None:
             line.x,
             line.y,
             s=6,
-            color=CYCLE[k % len(CYCLE)],
+            marker=SYMBOLS[k % len(SYMBOLS)],
+            **_point_colours(mark, line, CYCLE[k % len(CYCLE)]),
             alpha=0.8,
             linewidths=0,
             label=plain(line.name),
@@ -236,6 +326,14 @@ def _(mark: Scatter, axes: Axes, box: _Box) -> None:
         axes.set_aspect("equal", adjustable="datalim")
     _open_frame(axes)
     _legend(mark.series, axes)
+
+
+def _point_colours(mark: Scatter, line: Series, otherwise: str) -> dict[str, Any]:
+    if mark.scale is None or line.values is None:
+        return {"color": otherwise}
+    return {
+        "c": line.values, "cmap": _colours(mark.scale), "norm": Normalize(*mark.scale.limits)
+    }  # fmt: skip
 
 
 @_draw.register
@@ -288,7 +386,7 @@ def _words(panel: Panel, axes: Axes, box: _Box) -> None:
         _ticks(axes.set_xticks, panel.x_ticks, int(box.width / (longest + 0.06)))
     if panel.y_ticks is not None:
         _ticks(axes.set_yticks, panel.y_ticks, int(box.height / (8 / INCH)))
-    if isinstance(panel.mark, Heatmap | Tokens):
+    if isinstance(panel.mark, Heatmap | Contour | Tokens):
         axes.tick_params(length=0)
 
 
@@ -356,7 +454,11 @@ def _height(mark: Mark, width: float) -> float:
         return float(width * rows / columns)
     if isinstance(mark, Tokens):
         return 0.17 * len(token_cells(mark)[1])
-    if isinstance(mark, Bars):
+    if isinstance(mark, Contour):
+        return float(width * mark.values.shape[0] / mark.values.shape[1])
+    if isinstance(mark, Surface):
+        return width * 0.85
+    if isinstance(mark, Bars | Intervals | Distributions):
         return 0.15 * len(mark.labels) + 0.05
     if isinstance(mark, Sentence):
         return 0.6
@@ -366,7 +468,9 @@ def _height(mark: Mark, width: float) -> float:
 def _left(panel: Panel) -> float:
     """Return the inches that a panel's y ticks and label need."""
     ticks = [text for _, text in panel.y_ticks or ()]
-    if isinstance(panel.mark, Bars):
+    if isinstance(panel.mark, Surface):
+        return 0.02
+    if isinstance(panel.mark, Bars | Intervals | Distributions):
         ticks = list(panel.mark.labels)
     elif panel.y_ticks is None and isinstance(panel.mark, Lines | Scatter):
         ticks = ["−0.000"]
@@ -376,7 +480,9 @@ def _left(panel: Panel) -> float:
 
 def _below(panel: Panel) -> float:
     ticks = panel.x_ticks is None or bool(panel.x_ticks)
-    ticks = ticks and not isinstance(panel.mark, Sentence | ImageGrid | Tokens)
+    ticks = ticks and not isinstance(panel.mark, Sentence | ImageGrid | Tokens | Surface)
+    if isinstance(panel.mark, Surface):
+        return 0.04
     return 0.04 + 0.13 * ticks + 0.14 * bool(panel.x_label)
 
 

@@ -25,18 +25,23 @@ from damcha.figures.screen_axes import (
     labelled,
     longest_tick,
     safe,
+    scene_of,
 )
 from damcha.figures.spec import (
     Array,
     Bars,
+    Contour,
+    Distributions,
     Figure,
     Heatmap,
     ImageGrid,
+    Intervals,
     Lines,
     Mark,
     Scatter,
     Sentence,
     Series,
+    Surface,
     Tokens,
     mosaic,
     scales,
@@ -49,6 +54,9 @@ WIDTH = 720
 """Width in pixels for which heights and tick spacing are chosen, unless a page names its own."""
 READABLE_CELL = 36
 """Width in pixels of a cell that has room for its number."""
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross")
+"""Shapes of groups of points: no group is told by its colour alone."""
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 CLICKABLE_CELLS = 64 * 64
 """Above this a click layer would cost more than the picture."""
 
@@ -65,6 +73,7 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
     bars = 92 * len(shared)
     left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
     left = max(left, *(7 * longest_tick(panel) + 24 for panel in figure.panels))
+    left += 24 * any(panel.row_title for panel in figure.panels)
     inner = room - left - bars - 8
     gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 80
     gap_y = 30 if not labelled(figure.panels) else 84
@@ -131,24 +140,30 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
                 coloraxis=None if colour is None else f"coloraxis{colour + 1 if colour else ''}",
             )
             x_left = c * (width + gap_x) / inner
-            x_axis, y_axis = axes_of(panel, place)
-            x_axis["domain"] = [x_left, min(1.0, x_left + width / inner)]
-            y_axis["domain"] = [y_bottom, y_top]
-            x_axis["anchor"], y_axis["anchor"] = f"y{place.axis}", f"x{place.axis}"
-            layout[f"xaxis{place.axis}"], layout[f"yaxis{place.axis}"] = x_axis, y_axis
+            across, down = [x_left, min(1.0, x_left + width / inner)], [y_bottom, y_top]
+            if isinstance(panel.mark, Surface):
+                layout[f"scene{place.axis}"] = scene_of(panel, panel.mark, theme) | {
+                    "domain": {"x": across, "y": down}
+                }
+            else:
+                x_axis, y_axis = axes_of(panel, place)
+                x_axis["domain"], y_axis["domain"] = across, down
+                x_axis["anchor"], y_axis["anchor"] = f"y{place.axis}", f"x{place.axis}"
+                layout[f"xaxis{place.axis}"], layout[f"yaxis{place.axis}"] = x_axis, y_axis
             traces += _draw(panel.mark, place, layout)
+            note: dict[str, Any] = {"showarrow": False, "xref": "paper", "yref": "paper"}
             if panel.title:
                 layout["annotations"].append(
-                    {
-                        "text": safe(panel.title),
-                        "x": 0.5,
-                        "xref": f"x{place.axis} domain",
-                        "y": 1,
-                        "yref": f"y{place.axis} domain",
-                        "yanchor": "bottom",
-                        "showarrow": False,
-                        "font": {"size": 13, "color": theme.muted},
-                    }
+                    note
+                    | {"text": safe(panel.title), "x": sum(across) / 2, "y": y_top}
+                    | {"yanchor": "bottom", "font": {"size": 13, "color": theme.muted}}
+                )
+            if panel.row_title:
+                layout["annotations"].append(
+                    note
+                    | {"text": safe(panel.row_title), "x": across[0], "y": sum(down) / 2}
+                    | {"textangle": -90, "xanchor": "right", "xshift": 26 - left}
+                    | {"font": {"size": 13, "color": theme.text}}
                 )
         y_top = y_bottom - gap_y / total
     return go.Figure(data=traces, layout=layout)
@@ -177,20 +192,7 @@ def _(mark: Heatmap, place: Place, layout: dict[str, Any]) -> list[Any]:
                 "fillcolor": place.theme.blank,
             }
         )
-    for across, at in [(False, line) for line in mark.row_lines] + [
-        (True, line) for line in mark.column_lines
-    ]:
-        ends = (-0.5, (n_rows if across else n_columns) - 0.5)
-        (x0, x1), (y0, y1) = ((at, at), ends) if across else (ends, (at, at))
-        layout["shapes"].append(
-            {
-                "type": "line",
-                **{"x0": x0, "x1": x1, "y0": y0, "y1": y1},
-                **{"xref": f"x{place.axis}", "yref": f"y{place.axis}"},
-                "line": {"color": place.theme.rule, "width": 0.8},
-                "opacity": 0.55,
-            }
-        )
+    _rule(mark, n_rows, n_columns, place, layout)
     hover = "%{y}<br>%{x}<br><b>%{z:.4g}</b><extra></extra>"
     # Numbers too small to read would still cost the browser most of the drawing.
     roomy = place.width / n_columns >= READABLE_CELL
@@ -210,6 +212,26 @@ def _(mark: Heatmap, place: Place, layout: dict[str, Any]) -> list[Any]:
     if mark.clickable and mark.values.size <= CLICKABLE_CELLS:
         traces.append(_click_layer(mark, rows, columns, place))
     return traces
+
+
+def _rule(
+    mark: Heatmap | Contour, n_rows: int, n_columns: int, place: Place, layout: dict[str, Any]
+) -> None:
+    """Draw the lines between blocks."""
+    for across, at in [(False, line) for line in mark.row_lines] + [
+        (True, line) for line in mark.column_lines
+    ]:
+        ends = (-0.5, (n_rows if across else n_columns) - 0.5)
+        (x0, x1), (y0, y1) = ((at, at), ends) if across else (ends, (at, at))
+        layout["shapes"].append(
+            {
+                "type": "line",
+                **{"x0": x0, "x1": x1, "y0": y0, "y1": y1},
+                **{"xref": f"x{place.axis}", "yref": f"y{place.axis}"},
+                "line": {"color": place.theme.rule, "width": 0.8},
+                "opacity": 0.55,
+            }
+        )
 
 
 def _click_layer(mark: Heatmap, rows: list[str], columns: list[str], place: Place) -> go.Scatter:
@@ -263,6 +285,89 @@ def _(mark: Tokens, place: Place, layout: dict[str, Any]) -> list[Any]:
 
 
 @_draw.register
+def _(mark: Contour, place: Place, layout: dict[str, Any]) -> list[Any]:
+    low, high = mark.scale.limits
+    n_rows, n_columns = mark.values.shape
+    _rule(mark, n_rows, n_columns, place, layout)
+    return [
+        go.Contour(
+            z=np.asarray(mark.values, np.float32),
+            coloraxis=place.coloraxis,
+            contours={"start": low, "end": high, "size": (high - low) / mark.n_levels},
+            line={"width": 0.6, "color": place.theme.muted},
+            # Labels of rows and columns as text: the axes of level lines are numbers.
+            hovertemplate="row %{y}<br>column %{x}<br><b>%{z:.4g}</b><extra></extra>",
+            **{"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"},
+        )
+    ]
+
+
+@_draw.register
+def _(mark: Surface, place: Place, layout: dict[str, Any]) -> list[Any]:
+    return [
+        go.Surface(
+            z=np.asarray(mark.values, np.float32),
+            coloraxis=place.coloraxis,
+            scene=f"scene{place.axis}",
+            hovertemplate="row %{y}<br>column %{x}<br><b>%{z:.4g}</b><extra></extra>",
+            lighting={"ambient": 0.85, "diffuse": 0.4, "specular": 0.05, "roughness": 0.9},
+        )
+    ]
+
+
+@_draw.register
+def _(mark: Intervals, place: Place, layout: dict[str, Any]) -> list[Any]:
+    axes = {"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"}
+    if mark.reference is not None:
+        layout["shapes"].append(
+            {
+                "type": "line",
+                **{"x0": mark.reference, "x1": mark.reference, "y0": 0, "y1": 1},
+                **{"xref": f"x{place.axis}", "yref": f"y{place.axis} domain"},
+                "line": {"color": place.theme.muted, "width": 1, "dash": "dash"},
+            }
+        )
+    ranges = [f"{low:.4g} to {high:.4g}" for low, high in zip(mark.lows, mark.highs, strict=True)]
+    return [
+        go.Scatter(
+            x=mark.centres,
+            y=np.arange(len(mark.labels)),
+            mode="markers",
+            marker={"color": _cycle(0, place.dark), "size": 8},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": mark.highs - mark.centres,
+                "arrayminus": mark.centres - mark.lows,
+                "thickness": 1.5,
+            },
+            text=[
+                f"{safe(label)}<br><b>{centre:.4g}</b> ({span})"
+                for label, centre, span in zip(mark.labels, mark.centres, ranges, strict=True)
+            ],
+            hovertemplate="%{text}<extra></extra>",
+            **axes,
+        )
+    ]
+
+
+@_draw.register
+def _(mark: Distributions, place: Place, layout: dict[str, Any]) -> list[Any]:
+    found = mark.quantiles()
+    return [
+        go.Box(
+            y=np.arange(len(mark.labels)),
+            **{"lowerfence": found[:, 0], "q1": found[:, 1], "median": found[:, 2]},
+            **{"q3": found[:, 3], "upperfence": found[:, 4], "mean": mark.means()},
+            **{"boxmean": True, "orientation": "h", "width": 0.6, "hoverinfo": "x"},
+            marker={"color": _cycle(0, place.dark)},
+            line={"width": 1.4},
+            **{"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"},
+        )
+    ]
+
+
+@_draw.register
 def _(mark: Lines, place: Place, layout: dict[str, Any]) -> list[Any]:
     mode = "lines+markers" if mark.markers else "lines"
     return _series(mark.series, mode, place, layout)
@@ -270,7 +375,20 @@ def _(mark: Lines, place: Place, layout: dict[str, Any]) -> list[Any]:
 
 @_draw.register
 def _(mark: Scatter, place: Place, layout: dict[str, Any]) -> list[Any]:
-    return _series(mark.series, "markers", place, layout)
+    traces = _series(mark.series, "markers", place, layout)
+    first = 0
+    for k, (trace, line) in enumerate(zip(traces, mark.series, strict=True)):
+        trace.marker.symbol = SYMBOLS[k % len(SYMBOLS)]
+        if mark.scale is not None and line.values is not None:
+            trace.marker.color, trace.marker.coloraxis = line.values, place.coloraxis
+            trace.customdata = line.values
+            trace.hovertemplate = "%{text}<br><b>%{customdata:.4g}</b><extra></extra>"
+        if mark.clickable:
+            trace.customdata = [[first + j] for j in range(len(line.x))]
+            trace.hovertemplate = "%{text}<br>click to open<extra></extra>"
+            trace.unselected = trace.selected = {"marker": {"opacity": 0.85}}
+        first += len(line.x)
+    return traces
 
 
 @_draw.register
@@ -320,23 +438,36 @@ def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str,
         layout["showlegend"] = True
         layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02}
         layout["legend"]["yanchor"] = "bottom"
-    return [
-        go.Scatter(
-            x=line.x,
-            y=line.y,
-            mode=mode,
-            name=safe(line.name),
-            showlegend=len(series) > 1,
-            line={"color": _cycle(k, place.dark), "width": 2},
-            marker={"color": _cycle(k, place.dark), "size": 7, "opacity": 0.85},
-            text=[safe(label) for label in line.labels] or None,
-            hovertemplate=("%{text}<br>" if line.labels else "")
-            + "%{x:.4g}, <b>%{y:.4g}</b><extra></extra>",
-            xaxis=f"x{place.axis}",
-            yaxis=f"y{place.axis}",
+    traces = []
+    for k, line in enumerate(series):
+        colour = _cycle(k, place.dark)
+        axes = {"xaxis": f"x{place.axis}", "yaxis": f"y{place.axis}"}
+        if line.low is not None and line.high is not None:
+            traces.append(
+                go.Scatter(
+                    x=np.concatenate([line.x, line.x[::-1]]),
+                    y=np.concatenate([line.high, line.low[::-1]]),
+                    **{"fill": "toself", "mode": "none", "hoverinfo": "skip", "opacity": 0.25},
+                    **{"fillcolor": colour, "showlegend": False},
+                    **axes,
+                )
+            )
+        traces.append(
+            go.Scatter(
+                x=line.x,
+                y=line.y,
+                mode=mode,
+                name=safe(line.name),
+                showlegend=len(series) > 1,
+                line={"color": colour, "width": 2, "dash": DASHES[k % len(DASHES)]},
+                marker={"color": colour, "size": 7, "opacity": 0.85},
+                text=[safe(label) for label in line.labels] or None,
+                hovertemplate=("%{text}<br>" if line.labels else "")
+                + "%{x:.4g}, <b>%{y:.4g}</b><extra></extra>",
+                **axes,
+            )
         )
-        for k, line in enumerate(series)
-    ]
+    return traces
 
 
 def _domain(place: Place) -> dict[str, str]:

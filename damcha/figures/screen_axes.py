@@ -11,14 +11,18 @@ import numpy as np
 
 from damcha.figures.spec import (
     Bars,
+    Contour,
+    Distributions,
     Heatmap,
     ImageGrid,
+    Intervals,
     Lines,
     Mark,
     Panel,
     Scale,
     Scatter,
     Sentence,
+    Surface,
     Ticks,
     Tokens,
     mosaic,
@@ -48,7 +52,7 @@ def axes_of(panel: Panel, place: Place) -> tuple[dict[str, Any], dict[str, Any]]
     y: dict[str, Any] = common | {"title": {"text": safe(panel.y_label), "standoff": 8}}
     if isinstance(mark, Sentence):
         return {"visible": False, "range": [0, 1]}, {"visible": False, "range": [0, 1]}
-    if isinstance(mark, Heatmap | Tokens | ImageGrid):
+    if isinstance(mark, Heatmap | Contour | Tokens | ImageGrid):
         n_rows, n_columns = _cells(mark)
         frame = {"showgrid": False, "constrain": "domain"}
         if isinstance(mark, Heatmap):
@@ -71,6 +75,9 @@ def axes_of(panel: Panel, place: Place) -> tuple[dict[str, Any], dict[str, Any]]
             y |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
             if mark.equal_axes:
                 y |= {"scaleanchor": f"x{place.axis}", "scaleratio": 1}
+        if isinstance(mark, Intervals | Distributions):
+            y |= {"showgrid": False, "range": [len(mark.labels) - 0.5, -0.5]}
+            y |= _ticks(tuple((float(k), label) for k, label in enumerate(mark.labels)), 999)
         if isinstance(mark, Bars):
             x |= {"range": [0, float(mark.values.max()) * 1.15 or 1.0]}
             y |= {"showgrid": False, "range": [len(mark.labels) - 0.5, -0.5]}
@@ -110,8 +117,43 @@ def coloraxis(scale: Scale, k: int, ticks: int, dark: bool, theme: Theme) -> dic
     }
 
 
-def _cells(mark: Heatmap | Tokens | ImageGrid) -> tuple[int, int]:
-    if isinstance(mark, Heatmap):
+def scene_of(panel: Panel, mark: Surface, theme: Theme) -> dict[str, Any]:
+    """Return the 3D scene of a surface: camera, heights and words."""
+    azimuth, elevation = np.radians([mark.azimuth, mark.elevation])
+    distance = 1.75
+    eye = {
+        "x": distance * float(np.cos(elevation) * np.cos(azimuth)),
+        "y": distance * float(np.cos(elevation) * np.sin(azimuth)),
+        "z": distance * float(np.sin(elevation)),
+    }
+    axis = {"color": theme.text, "gridcolor": theme.grid, "tickfont": {"size": 10}}
+    axis |= {"showbackground": False, "zeroline": False}
+    x, y = (
+        axis | {"title": {"text": safe(panel.x_label)}},
+        axis
+        | {
+            "title": {"text": safe(panel.y_label)},
+            "autorange": "reversed",
+        },
+    )
+    for along, ticks in ((x, panel.x_ticks), (y, panel.y_ticks)):
+        if ticks is not None:
+            along |= _ticks(ticks, 8)
+    z = axis | {"range": list(mark.scale.limits), "title": {"text": ""}}
+    return {
+        **{"xaxis": x, "yaxis": y, "zaxis": z},
+        "camera": {
+            "eye": eye,
+            "up": {"x": 0, "y": 0, "z": 1},
+            "projection": {"type": "orthographic"},
+        },
+        "aspectmode": "manual",
+        "aspectratio": {"x": 1, "y": 1, "z": 0.55},
+    }
+
+
+def _cells(mark: Heatmap | Contour | Tokens | ImageGrid) -> tuple[int, int]:
+    if isinstance(mark, Heatmap | Contour):
         drawn = mark.values
     elif isinstance(mark, Tokens):
         drawn = token_cells(mark)[0]
@@ -124,18 +166,20 @@ def _aspect(mark: Mark) -> float | None:
     """Return a cell's height over its width, or None where the panel's shape decides."""
     if isinstance(mark, Heatmap):
         return mark.cell_aspect
-    return 1.0 if isinstance(mark, ImageGrid) else None
+    return 1.0 if isinstance(mark, ImageGrid | Contour) else None
 
 
 def height(mark: Mark, width: float) -> float:
     """Return the height in pixels of a panel that is so wide."""
-    if isinstance(mark, Heatmap | ImageGrid) and (cell := _aspect(mark)):
+    if isinstance(mark, Heatmap | Contour | ImageGrid) and (cell := _aspect(mark)):
         rows, columns = _cells(mark)
         return float(min(max(width * cell * rows / columns, 40), 640))
     if isinstance(mark, Tokens):
         return 30.0 * _cells(mark)[0]
-    if isinstance(mark, Bars):
+    if isinstance(mark, Bars | Intervals | Distributions):
         return 26.0 * len(mark.labels) + 10
+    if isinstance(mark, Surface):
+        return float(min(width * 0.9, 560))
     if isinstance(mark, Sentence):
         return 110
     return width if isinstance(mark, Scatter) else float(np.clip(width * 0.62, 220, 360))
@@ -148,7 +192,7 @@ def labelled(panels: Sequence[Panel]) -> bool:
 
 def longest_tick(panel: Panel) -> int:
     """Return how many characters the longest text left of a panel has."""
-    if isinstance(panel.mark, Bars):
+    if isinstance(panel.mark, Bars | Intervals | Distributions):
         return max(len(label) for label in panel.mark.labels)
     return max((len(text) for _, text in panel.y_ticks or ()), default=0)
 

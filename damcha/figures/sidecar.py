@@ -15,15 +15,19 @@ import numpy as np
 from damcha.figures.spec import (
     Array,
     Bars,
+    Contour,
+    Distributions,
     Figure,
     Heatmap,
     ImageGrid,
+    Intervals,
     Lines,
     Mark,
     Panel,
     Scatter,
     Sentence,
     Series,
+    Surface,
     Tokens,
 )
 
@@ -83,11 +87,13 @@ def to_json(figure: Figure) -> bytes:
 
 def _words(panel: Panel) -> dict[str, Any]:
     words: dict[str, Any] = {"mark": type(panel.mark).__name__}
-    for name in ("title", "x_label", "y_label"):
+    for name in ("title", "row_title", "x_label", "y_label"):
         if text := getattr(panel, name):
             words[name] = text
-    if isinstance(panel.mark, Heatmap | Tokens):
-        words["scale"] = asdict(panel.mark.scale)
+    if (scale := getattr(panel.mark, "scale", None)) is not None:
+        words["scale"] = asdict(scale)
+    if isinstance(panel.mark, Surface):
+        words["camera"] = {"azimuth": panel.mark.azimuth, "elevation": panel.mark.elevation}
     if isinstance(panel.mark, Sentence):
         words["sentence"] = panel.mark.text
     return words
@@ -105,13 +111,17 @@ def _rows(mark: Mark) -> Iterable[Row]:
     raise TypeError(f"no sidecar for {type(mark).__name__}; add one to sidecar.py")
 
 
-@_arrays.register
-def _(mark: Heatmap) -> Iterable[tuple[str, Array]]:
+@_arrays.register(Heatmap)
+@_arrays.register(Contour)
+@_arrays.register(Surface)
+def _(mark: Heatmap | Contour | Surface) -> Iterable[tuple[str, Array]]:
     return [("values", mark.values), ("limits", np.array(mark.scale.limits))]
 
 
-@_rows.register
-def _(mark: Heatmap) -> Iterator[Row]:
+@_rows.register(Heatmap)
+@_rows.register(Contour)
+@_rows.register(Surface)
+def _(mark: Heatmap | Contour | Surface) -> Iterator[Row]:
     for row, values in zip(mark.row_labels, mark.values.tolist(), strict=True):
         yield from (
             ("", row, column, value)
@@ -138,7 +148,8 @@ def _(mark: Lines | Scatter) -> Iterable[tuple[str, Array]]:
     return [
         (f"{series.name}.{axis}", np.asarray(getattr(series, axis)))
         for series in mark.series
-        for axis in "xy"
+        for axis in ("x", "y", "low", "high", "values")
+        if getattr(series, axis) is not None
     ]
 
 
@@ -164,6 +175,31 @@ def _(mark: Bars) -> Iterable[tuple[str, Array]]:
 def _(mark: Bars) -> Iterable[Row]:
     pairs = zip(mark.labels, mark.values.tolist(), strict=True)
     return [("", label, "", value) for label, value in pairs]
+
+
+@_arrays.register
+def _(mark: Intervals) -> Iterable[tuple[str, Array]]:
+    names = ("centres", "lows", "highs")
+    found = [(name, np.asarray(getattr(mark, name))) for name in names]
+    return [*found, ("labels", np.array(mark.labels))]
+
+
+@_rows.register
+def _(mark: Intervals) -> Iterator[Row]:
+    for name in ("lows", "centres", "highs"):
+        for label, value in zip(mark.labels, getattr(mark, name).tolist(), strict=True):
+            yield name, label, "", value
+
+
+@_arrays.register
+def _(mark: Distributions) -> Iterable[tuple[str, Array]]:
+    return zip(mark.labels, map(np.asarray, mark.samples), strict=True)
+
+
+@_rows.register
+def _(mark: Distributions) -> Iterator[Row]:
+    for label, sample in zip(mark.labels, mark.samples, strict=True):
+        yield from ((label, "", k, value) for k, value in enumerate(sample.tolist()))
 
 
 @_arrays.register

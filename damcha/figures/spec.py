@@ -2,7 +2,8 @@
 
 Figure ── panels in a grid, page size, caption, provenance, the exact arrays behind it
 └── Panel ── one mark with its title, axis labels and ticks
-    └── mark: Heatmap | Lines | Bars | Scatter | ImageGrid | Tokens | Sentence
+    └── mark: Heatmap | Contour | Surface | Lines | Scatter | Bars | Intervals | Distributions |
+              ImageGrid | Tokens | Sentence
 
 Builders decide numbers, limits, order and wording here; ``screen.py`` and ``paper.py`` only
 translate, so a screen figure and its export cannot disagree. Positions on a heatmap's axes count
@@ -76,6 +77,40 @@ class Heatmap:
 
 
 @dataclass(frozen=True, eq=False)
+class Contour:
+    """A matrix as filled level lines; nothing is smoothed here."""
+
+    values: Array
+    """float32 [rows, columns], finite and not constant."""
+    scale: Scale
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    row_lines: tuple[float, ...] = ()
+    column_lines: tuple[float, ...] = ()
+    n_levels: int = 12
+
+    @property
+    def levels(self) -> Array:
+        """Values of the lines, evenly spaced over the scale, ends included."""
+        return np.linspace(*self.scale.limits, self.n_levels + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """A matrix as a landscape in 3D, its height and its colour by the scale."""
+
+    values: Array
+    """float32 [rows, columns], at most 128 a side."""
+    scale: Scale
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    azimuth: float = -60.0
+    """Degrees from the column axis towards the row axis at which the camera stands."""
+    elevation: float = 35.0
+    """Degrees of the camera above the plane."""
+
+
+@dataclass(frozen=True, eq=False)
 class Series:
     """One named line or group of points."""
 
@@ -84,11 +119,16 @@ class Series:
     y: Array
     labels: tuple[str, ...] = ()
     """What the pointer says about each point, where x and y are not enough."""
+    low: Array | None = None
+    """Lower and upper edge of a band about a line."""
+    high: Array | None = None
+    values: Array | None = None
+    """Of points: numbers that the scale of a Scatter colours."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Lines over a common x axis."""
+    """Lines over a common x axis; NaN is a gap."""
 
     series: tuple[Series, ...]
     markers: bool = False
@@ -97,10 +137,13 @@ class Lines:
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """Points, one colour a series."""
+    """Points: one colour and shape a series, or coloured by their values."""
 
     series: tuple[Series, ...]
     equal_axes: bool = False
+    scale: Scale | None = None
+    clickable: bool = False
+    """On screen a click on a point selects its number, counted through all series."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +153,35 @@ class Bars:
     labels: tuple[str, ...]
     values: Array
     """float [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Numbers with an interval each, one below the other."""
+
+    labels: tuple[str, ...]
+    centres: Array
+    lows: Array
+    highs: Array
+    reference: float | None = None
+    """A vertical line to compare with, e.g. no difference."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distributions:
+    """Samples of numbers as boxes: quartiles, the middle 90 % as whiskers, the mean as a point."""
+
+    labels: tuple[str, ...]
+    samples: tuple[Array, ...]
+    """One array of finite numbers each."""
+
+    def quantiles(self) -> Array:
+        """5, 25, 50, 75 and 95 % quantile of each sample, [n, 5]."""
+        return np.array([np.quantile(s, (0.05, 0.25, 0.5, 0.75, 0.95)) for s in self.samples])
+
+    def means(self) -> Array:
+        """Mean of each sample, [n]."""
+        return np.array([np.mean(s) for s in self.samples])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +211,19 @@ class Sentence:
     text: str
 
 
-Mark = Heatmap | Lines | Scatter | Bars | ImageGrid | Tokens | Sentence
+Mark = (
+    Heatmap
+    | Contour
+    | Surface
+    | Lines
+    | Scatter
+    | Bars
+    | Intervals
+    | Distributions
+    | ImageGrid
+    | Tokens
+    | Sentence
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +237,8 @@ class Panel:
     x_ticks: Ticks | None = None
     """(position, text) pairs; None leaves them to the renderer, () draws none."""
     y_ticks: Ticks | None = None
+    row_title: str = ""
+    """Names a row of small panels, at its left; on the first panel of the row."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +287,9 @@ def scales(figure: Figure) -> tuple[Scale, ...]:
 
 
 def _scale_of(panel: Panel) -> Iterator[Scale]:
-    if isinstance(panel.mark, Heatmap | Tokens):
-        yield panel.mark.scale
+    scale = getattr(panel.mark, "scale", None)
+    if scale is not None:
+        yield scale
 
 
 def mosaic(grid: ImageGrid, gap: int = 1) -> Array:
