@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from damcha.checkpoint.run import Run
     from damcha.figures.spec import Figure
     from damcha.gallery import Subject
+    from damcha.gallery.epochs import History
     from damcha.model import TaskModel
 
 Broken = tuple[tuple[str, str], ...]
@@ -114,7 +115,7 @@ _HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
 }
 
 
-@st.cache_resource(max_entries=12, show_spinner=False, hash_funcs=_HASHES)
+@st.cache_resource(max_entries=32, show_spinner=False, hash_funcs=_HASHES)
 def model(run: Run, epoch: int, device: str) -> TaskModel:
     """Return the model of an epoch, shared by all sessions and never changed."""
     return run.load(epoch, device)  # type: ignore[arg-type]
@@ -143,6 +144,30 @@ _sample = st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_HASH
 _upload = st.cache_resource(
     max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES
 )(_subject)
+
+
+def companions(run: Run) -> list[Run]:
+    """Return the runs that take the same inputs to the same end and have a metric of one width."""
+    mine = run.config
+    return [
+        other
+        for other in runs()[0].values()
+        if other.task == run.task
+        and other.config.data == mine.data
+        and other.config.model.attention == mine.model.attention
+        and other.config.model.d_model == mine.model.d_model
+        and other.config.model.n_heads == mine.model.n_heads
+    ]
+
+
+def history(run: Run, device: str, given: Given, invert: bool, frame: int) -> History:
+    """Return an input in all snapshots of a run; each snapshot is cached by itself."""
+    from damcha.gallery.epochs import open_history
+
+    def one(epoch: int) -> Subject:
+        return subject(run, epoch, device, given, invert, frame)
+
+    return open_history(run, open_one=one)
 
 
 @st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)

@@ -48,9 +48,9 @@ with st.sidebar:
 notices = st.container()
 with widgets.guard("This input"):
     if given is not None:
-        s.shown = cache.subject(run, epoch, device, given, s.invert, s.frame)
+        s.shown, s.given = cache.subject(run, epoch, device, given, s.invert, s.frame), given
 if s.shown is None:
-    s.shown = widgets.anything((run, *runs.values()), device)
+    s.shown, s.given = widgets.anything((run, *runs.values()), device)
 page.run()
 if s.notices:  # after the page: its widgets, too, check what the link asked for
     notices.info(widgets.plain(" ".join(s.notices)), icon=":material/link:")

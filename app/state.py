@@ -72,6 +72,16 @@ class Session:
     attention_query: int = -1
     venue: str = "icml"
     column: str = "single"
+    epochs_runs: tuple[str, ...] = ()
+    epochs_field: Any = "full"
+    epochs_form: Any = "contour"
+    epochs_head: int = 0
+    epochs_smoothing: float = 0.0
+    epochs_at: int = -1
+    epochs_azimuth: int = -60
+    epochs_elevation: int = 35
+    given: Given | None = None
+    """The input that `shown` was made from."""
     shown: Subject | None = None
     """The last result that worked: it stays on the page while something else does not."""
     notices: list[str] = field(default_factory=list)
@@ -80,7 +90,10 @@ class Session:
     """Fields whose value came by the link and has not been checked yet."""
 
 
-LINKED: tuple[str, ...] = ()
+LINKED: tuple[str, ...] = (
+    *("epochs_runs", "epochs_field", "epochs_form", "epochs_head", "epochs_smoothing"),
+    *("epochs_at", "epochs_azimuth", "epochs_elevation"),
+)
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
 and tuples of these. A widget's :func:`bind` checks what a link asks for."""
 
@@ -247,7 +260,7 @@ def write_url(subject: Subject | None) -> None:
 
 def _integer(text: str) -> int:
     number = int(text)
-    if not -1 <= number < 10_000_000:
+    if not -360 <= number < 10_000_000:
         raise ValueError
     return number
 

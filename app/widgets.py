@@ -368,14 +368,25 @@ def no_runs(broken: cache.Broken) -> None:
         st.caption(f"**{plain(folder)}**: {plain(reason)}")
 
 
-def anything(runs: Iterable[Run], device: str) -> Subject | None:
-    """Return the first result that there is, so that a page is never empty."""
+def anything(runs: Iterable[Run], device: str) -> tuple[Subject | None, Given | None]:
+    """Return the first result that there is, so that a page is never empty, and its input."""
     for run in runs:
         for epoch in reversed(run.epochs):
             with contextlib.suppress(DamchaError):
                 for path in run.samples[:1]:
-                    return cache.subject(run, epoch, device, cache.sample(*_at(path)), False, 0)
-    return None
+                    given = cache.sample(*_at(path))
+                    return cache.subject(run, epoch, device, given, False, 0), given
+    return None, None
+
+
+def no_metric(subject: Subject) -> None:
+    """Say why a page about the metric has nothing to show for a run."""
+    kind = subject.run.config.model.attention.upper()
+    st.info(
+        f"Run {plain(subject.run.name)} uses {kind}: its heads share no cross-head metric, so "
+        "there is nothing to show here. Choose a DAMCHA run in the sidebar.",
+        icon=":material/info:",
+    )
 
 
 def seen(subject: Subject) -> None:

@@ -188,12 +188,14 @@ def _of_pair(draw: Callable[..., Figure], given: dict[str, Any]) -> Figure:
 
 
 def _of_histories(draw: Callable[..., Figure], given: dict[str, Any]) -> Figure:
-    from damcha.gallery.epochs import open_history  # type: ignore[import-untyped, unused-ignore]
-
     runs, device = [open_run(path) for path in given.pop("run")], given.pop("device")
     source, how = _source(given)
     return draw(
-        [open_history(run, _prepared(run, source, how), device=device) for run in runs], **given
+        [
+            gallery.epochs.open_history(run, _prepared(run, source, how), device=device)
+            for run in runs
+        ],
+        **given,
     )
 
 

@@ -112,16 +112,23 @@ def draw(figure: Figure) -> Page:
         page.text(
             0.05 / width, 1 - 0.05 / height, text, va="top", ha="left", size=8, parse_math=False
         )
+    told: set[tuple[str, ...]] = set()
     for panel, box in zip(figure.panels, boxes, strict=True):
-        solid = {"projection": "3d"} if isinstance(panel.mark, Surface) else {}
-        axes = page.add_axes(_fractions(box, width, height), **solid)
+        solid = "3d" if isinstance(panel.mark, Surface) else None
+        axes = page.add_axes(_fractions(box, width, height), projection=solid)
         _draw(panel.mark, axes, box)
+        if isinstance(panel.mark, Lines | Scatter):
+            names = tuple(series.name for series in panel.mark.series)
+            if names in told and (legend := axes.get_legend()):  # the first panel says it for all
+                legend.remove()
+            told.add(names)
         _words(panel, axes, box)
         if panel.row_title:
             middle = 1 - (box.top + box.height / 2) / height
+            lines = textwrap.wrap(plain(panel.row_title), max(8, int(box.height * INCH / 3.6)))
             page.text(
-                0.09 / width, middle, plain(panel.row_title), rotation=90, size=7.5, va="center",
-                ha="center", parse_math=False,
+                0.13 / width, middle, "\n".join(lines[:2]), rotation=90, size=7, va="center",
+                ha="center", linespacing=0.95, parse_math=False,
             )  # fmt: skip
     first, last = boxes[0], boxes[-1]
     for scale in scales(figure):
@@ -138,7 +145,7 @@ def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
     rows = [panels[k : k + n_columns] for k in range(0, len(panels), n_columns)]
     bars = sum(map(_bar_room, scales(figure)))
     margin = [max(_left(row[c]) for row in rows if c < len(row)) for c in range(n_columns)]
-    margin[0] += 0.16 * any(panel.row_title for panel in panels)
+    margin[0] += 0.26 * any(panel.row_title for panel in panels)
     right = bars or 0.08
     gap = 0.06
     free = width - sum(margin) - right - gap * (n_columns - 1)
@@ -216,7 +223,7 @@ def _(mark: Surface, axes: Axes, box: _Box) -> None:
         rcount=rows, ccount=columns, linewidth=0, antialiased=False,
     )  # fmt: skip
     solid.set(xlim=(0, columns - 1), ylim=(rows - 1, 0), zlim=(low, high))
-    solid.set_box_aspect((1, 1, 0.55), zoom=1.12)
+    solid.set_box_aspect((1, 1, 0.55), zoom=1.0)
     solid.view_init(elev=mark.elevation, azim=mark.azimuth)
     solid.set_proj_type("ortho")
     solid.zaxis.set_major_locator(MaxNLocator(4))
@@ -226,7 +233,7 @@ def _(mark: Surface, axes: Axes, box: _Box) -> None:
         axis._axinfo["grid"].update(color=LIGHT.grid, linewidth=0.3)
         axis.set_tick_params(labelsize=5.5, pad=-3, width=0.3, length=1)
         axis.line.set_linewidth(0.4)
-        axis.labelpad = -9
+        axis.labelpad = -11
 
 
 @_draw.register

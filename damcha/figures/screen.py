@@ -124,6 +124,7 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
                 }
             )
     traces: list[Any] = []
+    told: set[str] = set()
     y_top = 1.0
     for r, row in enumerate(rows):
         y_bottom = max(0.0, y_top - heights[r] / total)
@@ -150,7 +151,12 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
                 x_axis["domain"], y_axis["domain"] = across, down
                 x_axis["anchor"], y_axis["anchor"] = f"y{place.axis}", f"x{place.axis}"
                 layout[f"xaxis{place.axis}"], layout[f"yaxis{place.axis}"] = x_axis, y_axis
-            traces += _draw(panel.mark, place, layout)
+            drawn = _draw(panel.mark, place, layout)
+            for trace in drawn:  # one legend speaks for all panels
+                if isinstance(trace, go.Scatter) and trace.showlegend:
+                    trace.showlegend = trace.name not in told
+                    told.add(trace.name)
+            traces += drawn
             note: dict[str, Any] = {"showarrow": False, "xref": "paper", "yref": "paper"}
             if panel.title:
                 layout["annotations"].append(
@@ -161,7 +167,8 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
             if panel.row_title:
                 layout["annotations"].append(
                     note
-                    | {"text": safe(panel.row_title), "x": across[0], "y": sum(down) / 2}
+                    | {"text": _wrapped(panel.row_title, heights[r] / 7), "x": across[0]}
+                    | {"y": sum(down) / 2}
                     | {"textangle": -90, "xanchor": "right", "xshift": 26 - left}
                     | {"font": {"size": 13, "color": theme.text}}
                 )
@@ -310,7 +317,7 @@ def _(mark: Surface, place: Place, layout: dict[str, Any]) -> list[Any]:
             coloraxis=place.coloraxis,
             scene=f"scene{place.axis}",
             hovertemplate="row %{y}<br>column %{x}<br><b>%{z:.4g}</b><extra></extra>",
-            lighting={"ambient": 0.85, "diffuse": 0.4, "specular": 0.05, "roughness": 0.9},
+            lighting={"ambient": 0.95, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
         )
     ]
 
@@ -422,7 +429,7 @@ def _(mark: Sentence, place: Place, layout: dict[str, Any]) -> list[Any]:
     width = max(24, int(place.width / 7.5))
     layout["annotations"].append(
         {
-            "text": "<br>".join(safe(line) for line in textwrap.wrap(mark.text, width)),
+            "text": _wrapped(mark.text, width),
             **{"x": 0.5, "y": 0.5, "showarrow": False},
             **_domain(place),
             "font": {"size": 14, "color": place.theme.muted},
@@ -458,6 +465,7 @@ def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str,
                 y=line.y,
                 mode=mode,
                 name=safe(line.name),
+                legendgroup=safe(line.name),
                 showlegend=len(series) > 1,
                 line={"color": colour, "width": 2, "dash": DASHES[k % len(DASHES)]},
                 marker={"color": colour, "size": 7, "opacity": 0.85},
@@ -468,6 +476,10 @@ def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str,
             )
         )
     return traces
+
+
+def _wrapped(text: str, width: float) -> str:
+    return "<br>".join(safe(line) for line in textwrap.wrap(text, max(8, int(width))))
 
 
 def _domain(place: Place) -> dict[str, str]:

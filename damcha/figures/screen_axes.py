@@ -120,14 +120,14 @@ def coloraxis(scale: Scale, k: int, ticks: int, dark: bool, theme: Theme) -> dic
 def scene_of(panel: Panel, mark: Surface, theme: Theme) -> dict[str, Any]:
     """Return the 3D scene of a surface: camera, heights and words."""
     azimuth, elevation = np.radians([mark.azimuth, mark.elevation])
-    distance = 1.75
+    distance = 1.4
     eye = {
         "x": distance * float(np.cos(elevation) * np.cos(azimuth)),
         "y": distance * float(np.cos(elevation) * np.sin(azimuth)),
         "z": distance * float(np.sin(elevation)),
     }
-    axis = {"color": theme.text, "gridcolor": theme.grid, "tickfont": {"size": 10}}
-    axis |= {"showbackground": False, "zeroline": False}
+    axis: dict[str, Any] = {"color": theme.text, "gridcolor": theme.grid, "zeroline": False}
+    axis |= {"tickfont": {"size": 10}, "showbackground": False}
     x, y = (
         axis | {"title": {"text": safe(panel.x_label)}},
         axis

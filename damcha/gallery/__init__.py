@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from damcha.figures.spec import Figure
+from damcha.gallery import epochs
 from damcha.gallery.inspect import (
     answer,
     attention,
@@ -37,6 +38,7 @@ __all__ = [
     "attention",
     "attention_over_input",
     "curves",
+    "epochs",
     "geometry",
     "identifiability_note",
     "metric",
@@ -65,4 +67,7 @@ KINDS: dict[str, Kind] = {
     "attention": Kind(attention),
     "attention-over-input": Kind(attention_over_input),
     "curves": Kind(curves, of="runs"),
+    "epochs": Kind(epochs.small_multiples, of="histories"),
+    "epochs-surface": Kind(epochs.surface, of="histories"),
+    "epoch-curves": Kind(epochs.curves, of="histories"),
 }
