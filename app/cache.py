@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,12 @@ from app.state import Given
 if TYPE_CHECKING:
     import numpy as np
 
+    from damcha.analysis.ablation import Ablation
     from damcha.analysis.geometry import Geometry
     from damcha.checkpoint.run import Run
+    from damcha.data.evaluation import EvaluationSet
     from damcha.figures.spec import Figure
-    from damcha.gallery import Subject
+    from damcha.gallery import Snapshot, Subject
     from damcha.gallery.epochs import History
     from damcha.model import TaskModel
 
@@ -144,6 +148,105 @@ _sample = st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_HASH
 _upload = st.cache_resource(
     max_entries=24, scope="session", show_spinner=False, hash_funcs=_HASHES
 )(_subject)
+
+
+def evaluation_root(run: Run) -> Path | None:
+    """Return where held-out data of a run lie: beside it, or beside any run that the app offers."""
+    for folder in (run.path.parent, *run_folders()):
+        root = folder / "data" / run.config.data.dataset
+        if root.is_dir():
+            return root
+    return None
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _evaluation_set(data: str, root: str, n: int, stamp: Stamp) -> EvaluationSet:
+    from damcha.config import DataConfig
+    from damcha.data.evaluation import evaluation_set
+
+    return evaluation_set(DataConfig.model_validate_json(data), root, n)
+
+
+def evaluation_set(run: Run, n: int) -> EvaluationSet:
+    """Return held-out examples for a run.
+
+    Raises
+    ------
+    InputError
+        If there are none.
+    """
+    root = evaluation_root(run)
+    if root is None:
+        return run.evaluation_set(n=n)  # says what is missing
+    return _evaluation_set(run.config.data.model_dump_json(), str(root), n, _stamp(root.parent))
+
+
+def snapshot(run: Run, epoch: int, device: str) -> Snapshot:
+    """Return the model of an epoch with its origin."""
+    from damcha.gallery import Snapshot
+
+    return Snapshot(run, epoch, run.weights_digest(epoch), model(run, epoch, device))
+
+
+@st.cache_resource(max_entries=16, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def ablation(subject: Subject, names: tuple[str, ...], edits: tuple[Any, ...]) -> Ablation:
+    """Return what the model answers to an input under interventions, and under edits by hand."""
+    from damcha import gallery
+
+    return gallery.ablation.ablate(subject, names, factors(subject.n_heads, edits))
+
+
+def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:
+    """Return the factor of every block after edits by hand; None without any."""
+    import numpy as np
+
+    if not edits:
+        return None
+    table = np.ones((n_heads, n_heads), np.float32)
+    for a, b, factor in edits:
+        table[a, slice(None) if b < 0 else b] *= factor
+    return table
+
+
+@st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def subject_figure(kind: str, subject: Subject) -> Figure:
+    """Return a figure of the gallery that takes an input and nothing else."""
+    from damcha import gallery
+
+    return gallery.KINDS[kind].draw(subject)
+
+
+_results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+"""Results of long analyses by their content: what one session waited for serves all."""
+_results_lock = threading.Lock()
+MOST_RESULTS = 32
+
+
+def result(
+    key: tuple[Any, ...], steps: Callable[[], Iterator[Any]], report: Callable[[Any], None]
+) -> Any:
+    """Return the result of a long analysis, run with reports of its progress unless it is known.
+
+    `key` must tell weights, data and settings apart. A run that is interrupted leaves nothing.
+    """
+    from damcha.analysis.progress import finished
+
+    with _results_lock:
+        if key in _results:
+            _results.move_to_end(key)
+            return _results[key]
+    found = finished(steps(), report)
+    with _results_lock:
+        _results[key] = found
+        while len(_results) > MOST_RESULTS:
+            _results.popitem(last=False)
+    return found
+
+
+def known(key: tuple[Any, ...]) -> bool:
+    """Say whether :func:`result` would answer at once."""
+    with _results_lock:
+        return key in _results
 
 
 def companions(run: Run) -> list[Run]:

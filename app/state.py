@@ -80,6 +80,14 @@ class Session:
     epochs_at: int = -1
     epochs_azimuth: int = -60
     epochs_elevation: int = 35
+    ablate_part: str = "answers"
+    ablate_names: tuple[str, ...] = ()
+    ablate_head: int = 0
+    ablate_key_head: int = -1
+    ablate_factor: float = 0.0
+    ablate_edits: tuple[tuple[int, int, float], ...] = ()
+    """By hand: (query head, key head or -1 for its whole row, factor)."""
+    ablate_n: int = 512
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -92,7 +100,7 @@ class Session:
 
 LINKED: tuple[str, ...] = (
     *("epochs_runs", "epochs_field", "epochs_form", "epochs_head", "epochs_smoothing"),
-    *("epochs_at", "epochs_azimuth", "epochs_elevation"),
+    *("epochs_at", "epochs_azimuth", "epochs_elevation", "ablate_part", "ablate_names"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
 and tuples of these. A widget's :func:`bind` checks what a link asks for."""

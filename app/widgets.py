@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from damcha.checkpoint.run import Run
     from damcha.figures.spec import Figure
+    from damcha.figures.table import Table
     from damcha.gallery import Subject
 
 log = logging.getLogger("damcha.app")
@@ -304,6 +306,46 @@ def show_frames(
     """
     components.figure(cache.canvas(tuple(frames), tuple(labels), dark(), room), key)
     _below(frames[-1], key, words)
+
+
+def long(key: tuple[Any, ...], steps: Callable[[], Iterator[Any]], button: str) -> Any:
+    """Return the result of a long analysis, or None until it is asked for.
+
+    Known results come at once. Otherwise a button starts it, under a progress bar; a click on
+    Cancel, or on anything else, stops it.
+    """
+    slot = st.empty()
+    if not cache.known(key) and not slot.button(button, type="primary", key=f"start-{button}"):
+        return None
+    with slot.container():
+        bar = st.progress(0.0)
+        if not cache.known(key):
+            st.button("Cancel", key=f"cancel-{button}")
+
+        def report(step: Any) -> None:
+            words = f"{step.done:,} of {step.total:,} {step.what}"
+            bar.progress(min(1.0, step.done / max(1, step.total)), words)
+
+        found = cache.result(key, steps, report)
+    slot.empty()
+    return found
+
+
+def table(made: Table, key: str) -> None:
+    """Show a table with its files for papers."""
+    from damcha.figures import table as write
+
+    st.markdown(write.to_markdown(replace(made, caption="")))
+    st.caption(plain(made.caption))
+    with st.container(horizontal=True):
+        for name, content, suffix in (
+            ("LaTeX", write.to_latex(made), "tex"),
+            ("CSV", write.to_csv(made), "csv"),
+            ("Markdown", write.to_markdown(made), "md"),
+        ):
+            st.download_button(
+                name, content, f"{key}.{suffix}", key=f"{key}-{suffix}", on_click="ignore"
+            )
 
 
 def _below(figure: Figure, key: str, words: str) -> None:

@@ -173,6 +173,83 @@ def figure() -> None:
     """
 
 
+def _snapshot_options(command: Any) -> Any:
+    """Options that name a snapshot and held-out inputs."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--device", default="auto", help="auto, cpu, cuda, mps."),
+        click.option("--n", default=512, show_default=True, type=click.IntRange(1),
+                     help="How many held-out inputs."),
+        click.option("--data", type=path, help="Folder of the data [what ships]."),
+        click.option("--epoch", type=int, help="Epoch [the last]."),
+        click.option("--run", "run_path", required=True, type=path),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _with_bar(steps: Iterator[Any]) -> Any:
+    """Run an analysis to its end with a progress bar on the terminal."""
+    from tqdm import tqdm
+
+    from damcha.analysis import progress
+
+    with tqdm(unit="input", leave=False) as bar:
+
+        def report(step: progress.Progress) -> None:
+            bar.total = step.total
+            bar.set_description(step.what, refresh=False)
+            bar.update(step.done - bar.n)
+
+        return progress.finished(steps, report)
+
+
+@main.command()
+@_snapshot_options
+@click.option(
+    "--interventions",
+    default="usual",
+    show_default=True,
+    help="Separated by commas; the first is compared with.",
+)
+@click.option(
+    "--format",
+    "form",
+    default="markdown",
+    show_default=True,
+    type=click.Choice(["markdown", "latex", "csv"]),
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write the table to a file.")
+def ablate(
+    run_path: Path,
+    epoch: int | None,
+    data: Path | None,
+    n: int,
+    device: Any,
+    interventions: str,
+    form: str,
+    out: Path | None,
+) -> None:
+    """Print how held-out inputs fare without parts of the metric (paper, Table 3)."""
+    from damcha import gallery
+    from damcha.analysis.ablation import evaluate
+    from damcha.checkpoint import atomic_write, open_run
+    from damcha.figures import table
+
+    run = open_run(run_path)
+    examples = run.evaluation_set(data, n)
+    snapshot = gallery.open_snapshot(run, epoch, device)
+    names = gallery.ablation.names_of(interventions, run.mean_metric(epoch) is not None)
+    found = _with_bar(evaluate(snapshot.model, examples, gallery.ablation.edits(snapshot, names)))
+    made = gallery.ablation.table(snapshot, examples, found)
+    write = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form]
+    if out is None:
+        click.echo(write(made), nl=False)
+    else:
+        atomic_write(out, write(made))
+        click.echo(str(out))
+
+
 @main.command()
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(3, 1000))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))

@@ -129,10 +129,9 @@ class View {
   }
 
   panel(pen, panel, k, box, theme) {
-    if (panel.title) {
-      write(pen, panel.title, box.x + box.width / 2, box.y - 7,
-        { colour: theme.muted, align: "center", room: box.width + 12 });
-    }
+    const titles = titleLines(pen, panel, box.width);
+    titles.forEach((line, i) => write(pen, line, box.x + box.width / 2,
+      box.y - 7 - 15 * (titles.length - 1 - i), { colour: theme.muted, align: "center", room: box.width + 12 }));
     if (panel.rowTitle) {
       write(pen, panel.rowTitle, 10, box.y + box.height / 2,
         { colour: theme.text, align: "center", turn: true, room: box.height });
@@ -416,7 +415,8 @@ function layout(head, width, pen) {
   let top = head.title ? 30 : 6;
   for (let first = 0; first < panels.length; first += columns) {
     const row = panels.slice(first, first + columns);
-    top += row.some((panel) => panel.title) ? 22 : 0;
+    const lines = Math.max(...row.map((panel) => titleLines(pen, panel, room).length));
+    top += lines ? 7 + 15 * lines : 0;
     const heights = row.map((panel) => tall(panel, room));
     const height = Math.max(...heights);
     let left = 0;
@@ -498,8 +498,12 @@ function write(pen, text, x, y, { size = 13, colour, align = "left", turn = fals
   pen.restore();
 }
 
-function wrap(pen, text, room) {
-  pen.font = `14px ${FONT}`;
+function titleLines(pen, panel, room) {
+  return panel.title ? wrap(pen, panel.title, room + 10, 13).slice(0, 4) : [];
+}
+
+function wrap(pen, text, room, size = 14) {
+  pen.font = `${size}px ${FONT}`;
   const lines = [""];
   for (const word of text.split(" ")) {
     const longer = lines[lines.length - 1] ? `${lines[lines.length - 1]} ${word}` : word;

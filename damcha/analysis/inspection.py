@@ -167,7 +167,7 @@ def _answer(model: TaskModel, inputs: Tensor, output: Tensor) -> Answer:
         else:
             completed = torch.where(model.default_mask(1, inputs.device)[..., None], output, truth)
         error = (output - truth).square().mean(-1)[0].reshape(side, side)
-        return ImageAnswer(_picture(model, output), _picture(model, completed), _numpy(error))
+        return ImageAnswer(picture(model, output), picture(model, completed), _numpy(error))
     if isinstance(model, ByteLM):
         log_p = output.double().log_softmax(-1)
         nats = -log_p.gather(-1, inputs[..., None])[0, :, 0]
@@ -188,7 +188,7 @@ def _answer(model: TaskModel, inputs: Tensor, output: Tensor) -> Answer:
     return ClassAnswer(_numpy(output.double().softmax(-1)[0]), names)
 
 
-def _picture(model: TaskModel, patches: Tensor) -> NDArray[np.uint8]:
+def picture(model: TaskModel, patches: Tensor) -> NDArray[np.uint8]:
     """Patches [1, n, p] in [-1, 1] → uint8 [S, S, C], clipped."""
     data = model.config.data
     image = unpatchify(patches, data.patch_size, data.channels)[0].permute(1, 2, 0)

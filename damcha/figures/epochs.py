@@ -131,9 +131,13 @@ def epochs_figure(
 
 
 def frames(
-    rows: Sequence[EpochRow], provenance: Provenance = UNKNOWN, *, field: Field = "full",
-    head: int = 0, smoothing: float = 0.0,
-) -> tuple[list[Figure], list[str]]:  # fmt: skip
+    rows: Sequence[EpochRow],
+    provenance: Provenance = UNKNOWN,
+    *,
+    field: Field = "full",
+    head: int = 0,
+    smoothing: float = 0.0,
+) -> tuple[list[Figure], list[str]]:
     """The same as one figure an epoch, for an animation: the figures and their labels."""
     values = [field_values(row, field, head, smoothing) for row in rows]
     scale = shared_scale(values, field)
@@ -193,10 +197,13 @@ def surfaces_figure(
         caption=_caption(f"{what}, epoch {epoch}", provenance, scale, smoothing, pooled)
         + f" Seen from azimuth {azimuth:g}°, elevation {elevation:g}°.",
         provenance=provenance,
-        arrays={row.name: found[epoch] for row, found in zip(rows, values, strict=True)
-                if epoch in found},
+        arrays={
+            row.name: found[epoch]
+            for row, found in zip(rows, values, strict=True)
+            if epoch in found
+        },
         column="double",
-    )  # fmt: skip
+    )
 
 
 def curves_over_epochs(
@@ -236,9 +243,7 @@ def curves_over_epochs(
 
 def shared_scale(values: Sequence[Mapping[int, Array]], field: Field) -> Scale | None:
     """One scale for all panels; None where every value is zero."""
-    arrays = [
-        array for found in values for array in found.values() if np.isfinite(array).all()
-    ]  # fmt: skip
+    arrays = [array for found in values for array in found.values() if np.isfinite(array).all()]
     if not arrays or not any(array.any() for array in arrays):
         return None
     if field in ("blocks", "absolute"):
@@ -248,9 +253,14 @@ def shared_scale(values: Sequence[Mapping[int, Array]], field: Field) -> Scale |
 
 
 def _mark(
-    values: Array | None, row: EpochRow, epoch: int, field: Field, scale: Scale | None,
-    form: str, always: bool = False,
-) -> tuple[Mark, int]:  # fmt: skip
+    values: Array | None,
+    row: EpochRow,
+    epoch: int,
+    field: Field,
+    scale: Scale | None,
+    form: str,
+    always: bool = False,
+) -> tuple[Mark, int]:
     """The mark of one panel, and how many cells a side became one."""
     if values is None:
         return Sentence(row.broken.get(epoch, f"No snapshot of epoch {epoch}.")), 1

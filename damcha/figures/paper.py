@@ -157,7 +157,7 @@ def layout(figure: Figure, width: float) -> tuple[list[_Box], float, float]:
     boxes = []
     for row in rows:
         height = max(_height(panel.mark, panel_width) for panel in row)
-        top += LINE * 1.1 * any(panel.title for panel in row)
+        top += LINE * 1.1 * max(len(_title_lines(panel, panel_width)) for panel in row)
         left = slack
         for c, panel in enumerate(row):
             left += margin[c]
@@ -385,7 +385,8 @@ def _(mark: Sentence, axes: Axes, box: _Box) -> None:
 def _words(panel: Panel, axes: Axes, box: _Box) -> None:
     """Write a panel's title, labels and ticks."""
     if panel.title:
-        axes.set_title(plain(panel.title), pad=2.5, color=LIGHT.muted, parse_math=False)
+        title = "\n".join(_title_lines(panel, box.width))
+        axes.set_title(title, pad=2.5, color=LIGHT.muted, linespacing=1.0, parse_math=False)
     axes.set_xlabel(plain(panel.x_label), labelpad=1.5, parse_math=False)
     axes.set_ylabel(plain(panel.y_label), labelpad=2, parse_math=False)
     if panel.x_ticks is not None:
@@ -395,6 +396,12 @@ def _words(panel: Panel, axes: Axes, box: _Box) -> None:
         _ticks(axes.set_yticks, panel.y_ticks, int(box.height / (8 / INCH)))
     if isinstance(panel.mark, Heatmap | Contour | Tokens):
         axes.tick_params(length=0)
+
+
+def _title_lines(panel: Panel, width: float) -> list[str]:
+    """Break a panel's title where it would run into its neighbour's."""
+    room = max(8, int((width + 0.06) * INCH / 4.1))
+    return textwrap.wrap(plain(panel.title), room)[:4]
 
 
 def _ticks(setter: Any, ticks: Ticks, room: int) -> None:

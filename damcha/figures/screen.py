@@ -161,7 +161,8 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
             if panel.title:
                 layout["annotations"].append(
                     note
-                    | {"text": safe(panel.title), "x": sum(across) / 2, "y": y_top}
+                    | {"text": _wrapped(panel.title, width / 6.5), "x": sum(across) / 2}
+                    | {"y": y_top}
                     | {"yanchor": "bottom", "font": {"size": 13, "color": theme.muted}}
                 )
             if panel.row_title:

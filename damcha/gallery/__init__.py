@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from damcha.figures.spec import Figure
-from damcha.gallery import epochs
+from damcha.gallery import ablation, epochs
 from damcha.gallery.inspect import (
     answer,
     attention,
@@ -34,6 +34,7 @@ __all__ = [
     "Kind",
     "Snapshot",
     "Subject",
+    "ablation",
     "answer",
     "attention",
     "attention_over_input",
@@ -67,6 +68,10 @@ KINDS: dict[str, Kind] = {
     "attention": Kind(attention),
     "attention-over-input": Kind(attention_over_input),
     "curves": Kind(curves, of="runs"),
+    "ablation": Kind(ablation.answers),
+    "knock-out": Kind(ablation.knock_out),
+    "rank": Kind(ablation.rank),
+    "ablation-set": Kind(ablation.evaluation, of="set"),
     "epochs": Kind(epochs.small_multiples, of="histories"),
     "epochs-surface": Kind(epochs.surface, of="histories"),
     "epoch-curves": Kind(epochs.curves, of="histories"),

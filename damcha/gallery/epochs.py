@@ -82,22 +82,42 @@ def small_multiples(
     smoothing: Smoothing = 0.0,
 ) -> Figure:
     """A row a run, a column an epoch, one scale for all (paper, Figure 10)."""
-    settings = {"field": field, "form": form, "layer": layer, "position": position, "head": head,
-                "smoothing": smoothing}  # fmt: skip
+    settings = {
+        "field": field,
+        "form": form,
+        "layer": layer,
+        "position": position,
+        "head": head,
+        "smoothing": smoothing,
+    }
     made = _provenance(histories, "epochs", settings)
     return epochs_figure(
-        _rows(histories, layer, position), made, field=field, form=form, head=head,
+        _rows(histories, layer, position),
+        made,
+        field=field,
+        form=form,
+        head=head,
         smoothing=smoothing,
-    )  # fmt: skip
+    )
 
 
 def animation(
-    histories: Sequence[History], field: Field, layer: int, position: int, head: int,
+    histories: Sequence[History],
+    field: Field,
+    layer: int,
+    position: int,
+    head: int,
     smoothing: float,
-) -> tuple[list[Figure], list[str]]:  # fmt: skip
+) -> tuple[list[Figure], list[str]]:
     """One figure an epoch at one scale, and their labels; epochs that every run has."""
-    settings = {"field": field, "form": "heatmap", "layer": layer, "position": position,
-                "head": head, "smoothing": smoothing}  # fmt: skip
+    settings = {
+        "field": field,
+        "form": "heatmap",
+        "layer": layer,
+        "position": position,
+        "head": head,
+        "smoothing": smoothing,
+    }
     made = _provenance(histories, "epochs", settings)
     rows = _rows(histories, layer, position)
     return frames_of(rows, made, field=field, head=head, smoothing=smoothing)
@@ -116,13 +136,27 @@ def surface(
 ) -> Figure:
     """One epoch as landscapes side by side, a run each (paper, Figure 11)."""
     at = max(subject.epoch for one in histories for subject in one.subjects) if at < 0 else at
-    settings = {"at": at, "field": field, "layer": layer, "position": position, "head": head,
-                "smoothing": smoothing, "azimuth": azimuth, "elevation": elevation}  # fmt: skip
+    settings = {
+        "at": at,
+        "field": field,
+        "layer": layer,
+        "position": position,
+        "head": head,
+        "smoothing": smoothing,
+        "azimuth": azimuth,
+        "elevation": elevation,
+    }
     made = _provenance(histories, "epochs-surface", settings)
     return surfaces_figure(
-        _rows(histories, layer, position), at, made, field=field, head=head, smoothing=smoothing,
-        azimuth=azimuth, elevation=elevation,
-    )  # fmt: skip
+        _rows(histories, layer, position),
+        at,
+        made,
+        field=field,
+        head=head,
+        smoothing=smoothing,
+        azimuth=azimuth,
+        elevation=elevation,
+    )
 
 
 def curves(histories: Sequence[History], layer: Layer = 0, position: Position = -1) -> Figure:
@@ -158,9 +192,7 @@ def _adaptivity(history: History, layer: int, position: int) -> list[float] | No
     except InputError:
         return None
     inputs, _ = next(data.batches(ADAPTIVITY_INPUTS))
-    return [
-        adaptivity(subject.model, inputs, layer, position) for subject in history.subjects
-    ]  # fmt: skip
+    return [adaptivity(subject.model, inputs, layer, position) for subject in history.subjects]
 
 
 def _rows(histories: Sequence[History], layer: int, position: int) -> list[EpochRow]:
@@ -183,8 +215,11 @@ def _provenance(histories: Sequence[History], kind: str, settings: dict[str, Any
     first = histories[0].subjects[-1]
     settings = {**first.example.settings, **settings}
     runs = [word for one in histories for word in ("--run", str(one.run.path))]
-    weights = {f"{one.run.name} epoch {s.epoch}": s.weights_digest
-               for one in histories for s in one.subjects}  # fmt: skip
+    weights = {
+        f"{one.run.name} epoch {s.epoch}": s.weights_digest
+        for one in histories
+        for s in one.subjects
+    }
     return Provenance(
         run=", ".join(one.run.name for one in histories),
         weights_digest=first.weights_digest,
