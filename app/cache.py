@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from damcha.analysis.ablation import Ablation
+    from damcha.analysis.contributions import Contributions
     from damcha.analysis.geometry import Geometry
     from damcha.checkpoint.run import Run
     from damcha.data.evaluation import EvaluationSet
@@ -194,6 +195,16 @@ def ablation(subject: Subject, names: tuple[str, ...], edits: tuple[Any, ...]) -
     from damcha import gallery
 
     return gallery.ablation.ablate(subject, names, factors(subject.n_heads, edits))
+
+
+@st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def contributions(
+    subject: Subject, target: Any, index: int, method: Any, baseline: Any
+) -> Contributions:
+    """Return what the metric contributes to an answer."""
+    from damcha.gallery.contributions import explain
+
+    return explain(subject, target, index, method, baseline)
 
 
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:

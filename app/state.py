@@ -88,6 +88,14 @@ class Session:
     ablate_edits: tuple[tuple[int, int, float], ...] = ()
     """By hand: (query head, key head or -1 for its whole row, factor)."""
     ablate_n: int = 512
+    contributions_target: Any = "loss"
+    contributions_index: int = 0
+    contributions_method: Any = "gradient_x_value"
+    contributions_baseline: Any = "zero"
+    contributions_view: Any = "blocks"
+    contributions_layer: int = -1
+    contributions_absolute: bool = False
+    contributions_beside: str = ""
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -101,6 +109,9 @@ class Session:
 LINKED: tuple[str, ...] = (
     *("epochs_runs", "epochs_field", "epochs_form", "epochs_head", "epochs_smoothing"),
     *("epochs_at", "epochs_azimuth", "epochs_elevation", "ablate_part", "ablate_names"),
+    *("contributions_target", "contributions_index", "contributions_method"),
+    *("contributions_baseline", "contributions_view", "contributions_layer"),
+    *("contributions_absolute", "contributions_beside"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
 and tuples of these. A widget's :func:`bind` checks what a link asks for."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from damcha.figures.spec import Figure
-from damcha.gallery import ablation, epochs
+from damcha.gallery import ablation, contributions, epochs
 from damcha.gallery.inspect import (
     answer,
     attention,
@@ -38,6 +38,7 @@ __all__ = [
     "answer",
     "attention",
     "attention_over_input",
+    "contributions",
     "curves",
     "epochs",
     "geometry",
@@ -72,6 +73,8 @@ KINDS: dict[str, Kind] = {
     "knock-out": Kind(ablation.knock_out),
     "rank": Kind(ablation.rank),
     "ablation-set": Kind(ablation.evaluation, of="set"),
+    "contributions": Kind(contributions.figure),
+    "contributions-compare": Kind(contributions.comparison, of="pair"),
     "epochs": Kind(epochs.small_multiples, of="histories"),
     "epochs-surface": Kind(epochs.surface, of="histories"),
     "epoch-curves": Kind(epochs.curves, of="histories"),
