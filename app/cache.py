@@ -207,6 +207,14 @@ def contributions(
     return explain(subject, target, index, method, baseline)
 
 
+@st.cache_resource(max_entries=16, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def swap(first: Subject, second: Subject) -> Ablation:
+    """Return what one input's model answers with the other's metric."""
+    from damcha.gallery.comparison import swap
+
+    return swap(first, second)
+
+
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:
     """Return the factor of every block after edits by hand; None without any."""
     import numpy as np
@@ -271,6 +279,17 @@ def companions(run: Run) -> list[Run]:
         and other.config.model.attention == mine.model.attention
         and other.config.model.d_model == mine.model.d_model
         and other.config.model.n_heads == mine.model.n_heads
+    ]
+
+
+def takers(run: Run) -> list[Run]:
+    """Return the runs with a metric that take the same kind of input."""
+    text = run.task == "language_modelling"
+    return [
+        other
+        for other in runs()[0].values()
+        if (other.task == "language_modelling") == text
+        and other.config.model.attention == run.config.model.attention
     ]
 
 

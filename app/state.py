@@ -89,13 +89,23 @@ class Session:
     """By hand: (query head, key head or -1 for its whole row, factor)."""
     ablate_n: int = 512
     contributions_target: Any = "loss"
-    contributions_index: int = 0
+    contributions_index: int = -1
     contributions_method: Any = "gradient_x_value"
     contributions_baseline: Any = "zero"
     contributions_view: Any = "blocks"
     contributions_layer: int = -1
     contributions_absolute: bool = False
     contributions_beside: str = ""
+    compare_run: str = ""
+    compare_epoch: int = -1
+    compare_kind: str = "sample"
+    compare_sample: str = ""
+    compare_text: str = ""
+    compare_upload: Given | None = None
+    compare_layer: int = 0
+    compare_part: str = "metrics"
+    compare_view: Any = "full"
+    compare_rank: int = 2
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -112,6 +122,8 @@ LINKED: tuple[str, ...] = (
     *("contributions_target", "contributions_index", "contributions_method"),
     *("contributions_baseline", "contributions_view", "contributions_layer"),
     *("contributions_absolute", "contributions_beside"),
+    *("compare_run", "compare_epoch", "compare_kind", "compare_sample", "compare_layer"),
+    *("compare_part", "compare_view", "compare_rank"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
 and tuples of these. A widget's :func:`bind` checks what a link asks for."""

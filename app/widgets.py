@@ -228,13 +228,13 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
         )
     else:
         state.settle("sample", names)
-        items = [(name, _readable(name), cache.thumbnail(*_at(paths[name]))) for name in names]
+        items = [(name, _readable(name), cache.thumbnail(*at(paths[name]))) for name in names]
         picked = components.gallery(items, s.sample, key="gallery")
         if picked is not None and picked != s.sample:
             s.sample = picked
             st.rerun()  # so that the gallery's own data says the same
         st.caption(_readable(s.sample))
-    return cache.sample(*_at(paths[s.sample]))
+    return cache.sample(*at(paths[s.sample]))
 
 
 def _write() -> Given | None:
@@ -256,7 +256,7 @@ def _readable(name: str) -> str:
     return name.rsplit(".", 1)[0].replace("_", " ")
 
 
-def _at(path: Path) -> tuple[str, int]:
+def at(path: Path) -> tuple[str, int]:
     return str(path), path.stat().st_mtime_ns
 
 
@@ -416,7 +416,7 @@ def anything(runs: Iterable[Run], device: str) -> tuple[Subject | None, Given | 
         for epoch in reversed(run.epochs):
             with contextlib.suppress(DamchaError):
                 for path in run.samples[:1]:
-                    given = cache.sample(*_at(path))
+                    given = cache.sample(*at(path))
                     return cache.subject(run, epoch, device, given, False, 0), given
     return None, None
 

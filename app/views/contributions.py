@@ -81,7 +81,7 @@ def chosen(subject: Subject) -> None:
                 key=state.bind("contributions_baseline", starts),
                 format_func={"zero": "the zero metric", "mean": "the data-set mean"}.__getitem__,
             )
-    lower = st.columns([4, 3, 2, 3], gap="medium", vertical_alignment="bottom")
+    lower = st.columns([6, 3, 2, 3], gap="medium", vertical_alignment="bottom")
     with lower[0]:
         st.segmented_control(
             "View",
@@ -126,7 +126,7 @@ def which(subject: Subject) -> None:
     st.selectbox(
         "Which",
         options,
-        key=state.bind("contributions_index", options),
+        key=state.bind("contributions_index", options, options[-1]),
         format_func=lambda k: f"{k}: {names[k]}" if k < len(names) else str(k),
     )
 

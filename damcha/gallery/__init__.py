@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from damcha.figures.spec import Figure
-from damcha.gallery import ablation, contributions, epochs
+from damcha.gallery import ablation, comparison, contributions, epochs
 from damcha.gallery.inspect import (
     answer,
     attention,
@@ -38,6 +38,7 @@ __all__ = [
     "answer",
     "attention",
     "attention_over_input",
+    "comparison",
     "contributions",
     "curves",
     "epochs",
@@ -75,6 +76,10 @@ KINDS: dict[str, Kind] = {
     "ablation-set": Kind(ablation.evaluation, of="set"),
     "contributions": Kind(contributions.figure),
     "contributions-compare": Kind(contributions.comparison, of="pair"),
+    "compare": Kind(comparison.side_by_side, of="pair"),
+    "compare-spectra": Kind(comparison.spectra, of="pair"),
+    "compare-angles": Kind(comparison.angles, of="pair"),
+    "transplant": Kind(comparison.transplanted, of="pair"),
     "epochs": Kind(epochs.small_multiples, of="histories"),
     "epochs-surface": Kind(epochs.surface, of="histories"),
     "epoch-curves": Kind(epochs.curves, of="histories"),

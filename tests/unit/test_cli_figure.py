@@ -116,7 +116,7 @@ def test_refusals_are_one_sentence_and_leave_no_file(tiny_runs, tmp_path, name, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("magic",), "magic: no such figure; choose from answer, attention"),
+        (("magic",), "magic: no such figure; choose from ablation, ablation-set"),
         (("answer", "--view", "full"), "No such option"),
     ],
 )
