@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from damcha.analysis.ablation import Ablation
+    from damcha.analysis.atlas import Atlas, Probe
     from damcha.analysis.contributions import Contributions
     from damcha.analysis.geometry import Geometry
     from damcha.checkpoint.run import Run
@@ -213,6 +214,22 @@ def swap(first: Subject, second: Subject) -> Ablation:
     from damcha.gallery.comparison import swap
 
     return swap(first, second)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def embedded(key: tuple[Any, ...], method: Any, _features: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the places of inputs on a map; `key` tells weights, data and features apart."""
+    from damcha.analysis.atlas import embed
+
+    return embed(_features, method)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def probed(key: tuple[Any, ...], feature: Any, _atlas: Atlas) -> tuple[tuple[Probe, ...], str]:
+    """Return how well classes can be read from metrics."""
+    from damcha.analysis.atlas import probes
+
+    return probes(_atlas, feature)
 
 
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:

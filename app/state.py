@@ -106,6 +106,16 @@ class Session:
     compare_part: str = "metrics"
     compare_view: Any = "full"
     compare_rank: int = 2
+    atlas_n: int = 500
+    atlas_part: str = "map"
+    atlas_feature: Any = "head_metrics"
+    atlas_map: Any = "pca"
+    atlas_colour: str = "label"
+    atlas_statistic: str = "norm"
+    atlas_order: Any = None
+    """Which held-out input each drawn point is."""
+    atlas_open: int | None = None
+    """The one that was clicked."""
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -124,6 +134,7 @@ LINKED: tuple[str, ...] = (
     *("contributions_absolute", "contributions_beside"),
     *("compare_run", "compare_epoch", "compare_kind", "compare_sample", "compare_layer"),
     *("compare_part", "compare_view", "compare_rank"),
+    *("atlas_n", "atlas_part", "atlas_feature", "atlas_map", "atlas_colour", "atlas_statistic"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
 and tuples of these. A widget's :func:`bind` checks what a link asks for."""
@@ -189,6 +200,17 @@ def assign(name: str, value: Any) -> None:
     """Set a field, and the widget bound to it if that is drawn later in this run."""
     setattr(session(), name, value)
     st.session_state[name] = value
+
+
+def open_input(name: str, content: bytes, is_text: bool) -> None:
+    """Make an input the current one, as if the user had given it."""
+    s = session()
+    if is_text:
+        assign("text", content.decode("utf-8", "replace"))
+        assign("text_input", "text")
+    else:
+        s.upload = Given.of("upload", name, content)
+        assign("image_input", "upload")
 
 
 def clicked(chart: str) -> tuple[int, ...] | None:

@@ -251,6 +251,59 @@ def ablate(
 
 
 @main.command()
+@_snapshot_options
+@click.option("--layer", default=0, help="Layer, where the stack does not share its metric.")
+@click.option("--position", default=-1, help="Which refresh of a causal metric [the last].")
+@click.option("--out", type=click.Path(path_type=Path), help="Write all numbers to a .npz.")
+def atlas(
+    run_path: Path,
+    epoch: int | None,
+    data: Path | None,
+    n: int,
+    device: Any,
+    layer: int,
+    position: int,
+    out: Path | None,
+) -> None:
+    """Survey the metrics of held-out inputs: how they vary, what can be read from them."""
+    import io
+
+    import numpy as np
+
+    from damcha import gallery
+    from damcha.analysis.atlas import probes, survey
+    from damcha.checkpoint import atomic_write, open_run
+
+    run = open_run(run_path)
+    examples = run.evaluation_set(data, n)
+    snapshot = gallery.open_snapshot(run, epoch, device)
+    found = _with_bar(survey(snapshot.model, examples, layer, position))
+    click.echo(f"{run.name}, epoch {snapshot.epoch}; {examples.name}")
+    click.echo(f"adaptivity (variance over mean squared norm): {found.adaptivity:.4g}")
+    if found.is_constant:
+        click.echo("every input has the same metric: there is no map, and nothing to read from it")
+    elif found.labels is not None:
+        rows, note = probes(found, "head_metrics")
+        click.echo(f"the class, read from R or from f_θ's input: {note}")
+        for row in rows:
+            click.echo(f"  {row.name:<16} {row.accuracy:6.1%} ± {row.spread:.1%}")
+    if out is not None:
+        buffer = io.BytesIO()
+        arrays = {
+            **found.features,
+            **found.statistics,
+            "mean": found.mean,
+            "variance": found.variance,
+            "places": examples.places,
+        }
+        if found.labels is not None:
+            arrays["labels"] = found.labels
+        np.savez(buffer, allow_pickle=False, **arrays)
+        atomic_write(out, buffer.getvalue())
+        click.echo(str(out))
+
+
+@main.command()
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(3, 1000))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))

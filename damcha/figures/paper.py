@@ -55,9 +55,10 @@ from damcha.figures.style import CYCLE, LIGHT, ink_on, number, page_width, stops
 Format = Literal["pdf", "svg", "png"]
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
 
-SYMBOLS = ("o", "D", "s", "^", "X", "*", "P")
+SYMBOLS = ("o", "D", "s", "^", "X", "*", "P", "v")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)), "-")
-"""Shapes and dashes of groups, in the order of ``screen.py``: none is told by colour alone."""
+"""Shapes and dashes of groups, in the order of ``screen.py``: none is told by colour alone (there
+is one shape more than there are colours, so that a colour that returns has another shape)."""
 
 LINE = 10 / INCH
 """Height of a line of text in inches."""
@@ -316,8 +317,9 @@ def _(mark: Lines, axes: Axes, box: _Box) -> None:
 
 @_draw.register
 def _(mark: Scatter, axes: Axes, box: _Box) -> None:
-    axes.axhline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
-    axes.axvline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
+    if mark.equal_axes:  # the plane has an origin; a cloud of two measures need not show it
+        axes.axhline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
+        axes.axvline(0, color=LIGHT.grid, linewidth=0.5, zorder=0)
     for k, line in enumerate(mark.series):
         axes.scatter(
             line.x,

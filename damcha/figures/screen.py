@@ -54,7 +54,7 @@ WIDTH = 720
 """Width in pixels for which heights and tick spacing are chosen, unless a page names its own."""
 READABLE_CELL = 36
 """Width in pixels of a cell that has room for its number."""
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross", "triangle-down")
 """Shapes of groups of points: no group is told by its colour alone."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 CLICKABLE_CELLS = 64 * 64
@@ -444,8 +444,11 @@ def _(mark: Sentence, place: Place, layout: dict[str, Any]) -> list[Any]:
 def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str, Any]) -> list[Any]:
     if len(series) > 1:
         layout["showlegend"] = True
-        layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02}
-        layout["legend"]["yanchor"] = "bottom"
+        layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1}
+        layout["legend"] |= {"yref": "container", "yanchor": "top"}
+        if len(series) > 4:  # a long list would run into the title
+            layout["legend"] = {"orientation": "v", "x": 1.01, "y": 1}
+            layout["margin"]["r"] = max(layout["margin"]["r"], 130)
     traces = []
     for k, line in enumerate(series):
         colour = _cycle(k, place.dark)

@@ -70,11 +70,10 @@ def axes_of(panel: Panel, place: Place) -> tuple[dict[str, Any], dict[str, Any]]
             ends = [end(line.y) for line in mark.series for end in (np.nanmin, np.nanmax)]
             wide = max(ends) > 10 * min(ends)
             y |= {"type": "log", "exponentformat": "power", "dtick": 1 if wide else "D2"}
-        if isinstance(mark, Scatter):
+        if isinstance(mark, Scatter) and mark.equal_axes:
             x |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
             y |= {"zeroline": True, "zerolinecolor": theme.muted, "zerolinewidth": 1}
-            if mark.equal_axes:
-                y |= {"scaleanchor": f"x{place.axis}", "scaleratio": 1}
+            y |= {"scaleanchor": f"x{place.axis}", "scaleratio": 1}
         if isinstance(mark, Intervals | Distributions):
             y |= {"showgrid": False, "range": [len(mark.labels) - 0.5, -0.5]}
             y |= _ticks(tuple((float(k), label) for k, label in enumerate(mark.labels)), 999)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from damcha.figures.spec import Figure
-from damcha.gallery import ablation, comparison, contributions, epochs
+from damcha.gallery import ablation, atlas, comparison, contributions, epochs
 from damcha.gallery.inspect import (
     answer,
     attention,
@@ -36,6 +36,7 @@ __all__ = [
     "Subject",
     "ablation",
     "answer",
+    "atlas",
     "attention",
     "attention_over_input",
     "comparison",
@@ -76,6 +77,9 @@ KINDS: dict[str, Kind] = {
     "ablation-set": Kind(ablation.evaluation, of="set"),
     "contributions": Kind(contributions.figure),
     "contributions-compare": Kind(contributions.comparison, of="pair"),
+    "atlas": Kind(atlas.chart, of="set"),
+    "atlas-moments": Kind(atlas.moments, of="set"),
+    "atlas-relation": Kind(atlas.relation, of="set"),
     "compare": Kind(comparison.side_by_side, of="pair"),
     "compare-spectra": Kind(comparison.spectra, of="pair"),
     "compare-angles": Kind(comparison.angles, of="pair"),

@@ -1,0 +1,108 @@
+"""Figures of the metrics of many held-out inputs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from damcha.analysis.atlas import (
+    FEATURES,
+    MAPS,
+    STATISTICS,
+    Atlas,
+    Feature,
+    Map,
+    embed,
+    survey,
+)
+from damcha.analysis.progress import finished
+from damcha.data.evaluation import EvaluationSet
+from damcha.errors import InputError
+from damcha.figures.atlas import map_figure, moments_figure, relation_figure
+from damcha.figures.spec import Array, Figure
+from damcha.gallery.inspect import Layer, Position
+from damcha.gallery.subject import Snapshot, set_provenance
+
+Colour = Annotated[str, "Colour by: label, part, or loss, norm, diagonal_share, effective_rank."]
+
+
+def _atlas(
+    snapshot: Snapshot, data: EvaluationSet, layer: int, position: int, result: Atlas | None
+) -> Atlas:
+    if result is not None:
+        return result
+    return finished(survey(snapshot.model, data, layer, position))
+
+
+def chart(
+    snapshot: Snapshot,
+    data: EvaluationSet,
+    feature: Annotated[Feature, "What of the metric to map."] = "head_metrics",
+    map: Annotated[Map, "How to map."] = "pca",  # the option's name
+    colour: Colour = "label",
+    layer: Layer = 0,
+    position: Position = -1,
+    result: Atlas | None = None,
+    placed: tuple[Array, str] | None = None,
+) -> Figure:
+    """A map of the inputs by their metrics."""
+    found = _atlas(snapshot, data, layer, position, result)
+    places, note = embed(found.features[feature], map) if placed is None else placed
+    if feature in found.projected:
+        note += " Features were projected to fewer dimensions."
+    settings = {
+        "feature": feature,
+        "map": map,
+        "colour": colour,
+        "layer": layer,
+        "position": position,
+    }
+    made = set_provenance(snapshot, data, "atlas", settings)
+    names = [f"input {k}" for k in range(len(data))]
+    groups, values, label = None, None, ""
+    if colour == "label" and found.labels is not None:
+        known = data.class_names
+        groups = [known[k] if k < len(known) else f"class {k}" for k in found.labels]
+    elif colour in ("label", "part") and data.parts:
+        groups = list(data.parts)
+    elif colour in STATISTICS:
+        values, label = found.statistics[colour], STATISTICS[colour]
+    else:
+        raise InputError(
+            f"colour: '{colour}' is not there; choose from label, part, {', '.join(STATISTICS)}"
+        )
+    title = f"{MAPS[map]} of {FEATURES[feature]}"
+    return map_figure(places, names, title, note, made, groups=groups, values=values, label=label)
+
+
+def moments(
+    snapshot: Snapshot,
+    data: EvaluationSet,
+    layer: Layer = 0,
+    position: Position = -1,
+    result: Atlas | None = None,
+) -> Figure:
+    """The mean metric, and the variance of each entry between inputs."""
+    found = _atlas(snapshot, data, layer, position, result)
+    made = set_provenance(snapshot, data, "atlas-moments", {"layer": layer, "position": position})
+    heads = snapshot.run.config.model.n_heads
+    return moments_figure(found.mean, found.variance, heads, len(data), found.adaptivity, made)
+
+
+def relation(
+    snapshot: Snapshot,
+    data: EvaluationSet,
+    statistic: Annotated[str, "norm, diagonal_share or effective_rank."] = "norm",
+    layer: Layer = 0,
+    position: Position = -1,
+    result: Atlas | None = None,
+) -> Figure:
+    """The loss of each input against a number of its metric."""
+    if statistic not in STATISTICS:
+        raise InputError(f"statistic: '{statistic}' is not one of {', '.join(STATISTICS)}")
+    found = _atlas(snapshot, data, layer, position, result)
+    settings = {"statistic": statistic, "layer": layer, "position": position}
+    made = set_provenance(snapshot, data, "atlas-relation", settings)
+    x, y = (np.asarray(found.statistics[name], np.float64) for name in (statistic, "loss"))
+    return relation_figure(x, y, STATISTICS[statistic], STATISTICS["loss"], made)
