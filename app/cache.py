@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from damcha.analysis.atlas import Atlas, Probe
     from damcha.analysis.contributions import Contributions
     from damcha.analysis.geometry import Geometry
+    from damcha.analysis.runs import Cost
     from damcha.checkpoint.run import Run
     from damcha.data.evaluation import EvaluationSet
     from damcha.figures.spec import Figure
@@ -106,7 +107,8 @@ def _figure_key(figure: Figure) -> tuple[Any, ...]:
     for name, array in sorted(figure.arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
-    return figure.name, figure.title, repr(figure.provenance), digest.hexdigest()
+    words = (figure.name, figure.title, figure.caption, figure.venue, figure.column)
+    return *words, repr(figure.provenance), digest.hexdigest()
 
 
 _HASHES: dict[str | type[Any], Callable[[Any], Any]] = {
@@ -232,6 +234,14 @@ def probed(key: tuple[Any, ...], feature: Any, _atlas: Atlas) -> tuple[tuple[Pro
     return probes(_atlas, feature)
 
 
+@st.cache_data(max_entries=64, show_spinner=False, hash_funcs=_HASHES)
+def cost(run: Run) -> Cost:
+    """Return the parameters and multiply-adds of a run's model."""
+    from damcha.analysis.runs import cost
+
+    return cost(model(run, run.epochs[-1], "cpu"))
+
+
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:
     """Return the factor of every block after edits by hand; None without any."""
     import numpy as np
@@ -342,6 +352,14 @@ def drawn(figure: Figure, dark: bool, room: int) -> Any:
     from damcha.figures.screen import to_plotly
 
     return to_plotly(figure, dark, room)
+
+
+@st.cache_data(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)
+def printed(figure: Figure) -> bytes:
+    """Return the figure as it is on paper, as a PNG of 150 pixels an inch."""
+    from damcha.figures.paper import render
+
+    return render(figure, "png", 150)
 
 
 @st.cache_resource(max_entries=48, scope="session", show_spinner=False, hash_funcs=_HASHES)

@@ -19,6 +19,7 @@ import streamlit as st
 
 if TYPE_CHECKING:  # the first picture does not wait for torch
     from damcha.figures.metric import MetricView
+    from damcha.figures.spec import Figure
     from damcha.gallery import Subject
 
 Kind = Literal["sample", "upload", "camera", "text"]
@@ -42,6 +43,21 @@ class Given:
         """Return an input with its digest."""
         head = f"{kind}\0{name}\0".encode("utf-8", "replace")
         return cls(kind, name, content, hashlib.sha256(head + content).hexdigest())
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """A figure on the board, under the name and with the words that the user gave it."""
+
+    figure: Figure
+    inputs: tuple[tuple[str, bytes], ...]
+    """What it was made from that is on no disk of the server: (name, content)."""
+    number: int
+    """Tells the board's figures apart, whatever their order."""
+
+
+MOST_COLLECTED = 40
+MOST_COLLECTED_BYTES = 200_000_000
 
 
 @dataclass
@@ -116,6 +132,9 @@ class Session:
     """Which held-out input each drawn point is."""
     atlas_open: int | None = None
     """The one that was clicked."""
+    runs_chosen: tuple[str, ...] = ()
+    runs_log: bool = False
+    board: list[Collected] = field(default_factory=list)
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -134,6 +153,7 @@ LINKED: tuple[str, ...] = (
     *("contributions_absolute", "contributions_beside"),
     *("compare_run", "compare_epoch", "compare_kind", "compare_sample", "compare_layer"),
     *("compare_part", "compare_view", "compare_rank"),
+    "runs_chosen",
     *("atlas_n", "atlas_part", "atlas_feature", "atlas_map", "atlas_colour", "atlas_statistic"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,
@@ -200,6 +220,23 @@ def assign(name: str, value: Any) -> None:
     """Set a field, and the widget bound to it if that is drawn later in this run."""
     setattr(session(), name, value)
     st.session_state[name] = value
+
+
+def collect(figure: Figure) -> str:
+    """Put a figure on the board, with the uploads that it may have come from; say what happened."""
+    s = session()
+    uploads = (s.given, s.compare_upload)
+    inputs = tuple(
+        (given.name, given.content)
+        for given in uploads
+        if given is not None and given.kind in ("upload", "camera")
+    )
+    size = sum(array.nbytes for one in s.board for array in one.figure.arrays.values())
+    if len(s.board) >= MOST_COLLECTED or size > MOST_COLLECTED_BYTES:
+        return "The board is full: take its ZIP, then clear it."
+    number = 1 + max((one.number for one in s.board), default=0)
+    s.board.append(Collected(figure, inputs, number))
+    return f"On the board: {len(s.board)} figures."
 
 
 def open_input(name: str, content: bytes, is_text: bool) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import streamlit as st
 
+THREADS = max(1, (os.cpu_count() or 2) // 2)
+"""Threads of one forward pass."""
 _lock = threading.Lock()
 _done: set[str] = set()
 
@@ -24,17 +26,23 @@ def begin() -> None:
     # A page is some 90 small files, and the server waits for the interpreter several times at each:
     # with Python's usual 5 ms, a script that runs at the same time delays the page by a second.
     sys.setswitchinterval(0.0005)
+    # Inputs are small, users may be several: more threads a forward pass only contend. By the
+    # environment, because each of Streamlit's threads would start with torch's default otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
     threading.Thread(target=_torch, daemon=True, name="damcha-torch").start()
 
 
 def _torch() -> None:
-    import torch
+    import torch  # noqa: F401
 
-    # Inputs are small, users may be several: more threads a forward pass only contend.
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     import damcha.gallery  # noqa: F401
 
     gc.freeze()
+
+
+def threads() -> int:
+    """Return how many threads the numbers on the pages are computed with."""
+    return int(os.environ.get("OMP_NUM_THREADS", THREADS))
 
 
 @functools.cache

@@ -348,6 +348,11 @@ def table(made: Table, key: str) -> None:
             )
 
 
+def picture(figure: Figure) -> None:
+    """Show a figure without a menu, as it will be on paper."""
+    st.image(cache.printed(figure), width="content", output_format="PNG")
+
+
 def _below(figure: Figure, key: str, words: str) -> None:
     left, right = st.columns([4, 1])
     left.caption(plain(words or figure.caption))
@@ -384,6 +389,8 @@ def _export(figure: Figure, key: str) -> None:
                     key=f"{format_}-{key}",
                     on_click="ignore",
                 )
+        if st.button("Add to the figure board", key=f"collect-{key}", width="stretch"):
+            st.caption(state.collect(figure))
         st.caption(
             "NPZ has every array, CSV the drawn numbers, JSON where they come from and the command "
             "that makes the figure again."

@@ -40,24 +40,28 @@ def page() -> None:
     if subject.inspection.metrics is None:
         widgets.no_metric(subject)
         return
-    with widgets.guard("The atlas"):
-        surveyed(subject)
+    surveyed(subject)
 
 
 def surveyed(subject: Subject) -> None:
     """Survey, with progress."""
     s = session()
-    st.segmented_control("Held-out inputs", SIZES, key=state.bind("atlas_n", SIZES))
-    data = cache.evaluation_set(subject.run, s.atlas_n)
-    snapshot = cache.snapshot(subject.run, subject.epoch, s.device)
-    key = ("atlas", subject.weights_digest, data.digest, s.layer, s.position)
-    found = widgets.long(
-        key, lambda: survey(snapshot.model, data, s.layer, s.position), f"Survey {len(data):,}"
-    )
-    if found is None:
-        st.caption(f"Runs {len(data):,} inputs of {widgets.plain(data.name)} through the model.")
-        return
-    shown(subject, snapshot, data, found, key)
+    found = None
+    with widgets.guard("The atlas"):
+        st.segmented_control("Held-out inputs", SIZES, key=state.bind("atlas_n", SIZES))
+        data = cache.evaluation_set(subject.run, s.atlas_n)
+        snapshot = cache.snapshot(subject.run, subject.epoch, s.device)
+        assert subject.inspection.metrics is not None  # asked by the page
+        position = s.position if s.position < subject.inspection.metrics.shape[1] else -1
+        key = ("atlas", subject.weights_digest, data.digest, s.layer, position)
+        found = widgets.long(
+            key, lambda: survey(snapshot.model, data, s.layer, position), f"Survey {len(data):,}"
+        )
+        if found is None:
+            said = widgets.plain(data.name)
+            st.caption(f"Runs {len(data):,} inputs of {said} through the model.")
+    if found is not None:
+        shown(subject, snapshot, data, found, key)
 
 
 @st.fragment

@@ -34,13 +34,24 @@ def page() -> None:
     if subject.inspection.metrics is None:
         widgets.no_metric(subject)
         return
-    with widgets.guard("The epochs"):
-        chosen(subject)
+    chosen(subject)
 
 
 @st.fragment
 def chosen(subject: Subject) -> None:
     """The controls and what they choose."""
+    with widgets.guard("The epochs"):
+        controls(subject)
+        histories = _histories(subject)
+        draw(subject, histories)
+        for history in histories:
+            for epoch, reason in history.broken.items():
+                widgets.tell(f"{history.run.name}, epoch {epoch}: {reason}")
+    state.write_url(subject)
+
+
+def controls(subject: Subject) -> None:
+    """Runs, field and form."""
     s = session()
     names = [run.name for run in cache.companions(subject.run)]
     static = subject.run.name.rsplit("-", 1)[0] + "-static"
@@ -72,12 +83,6 @@ def chosen(subject: Subject) -> None:
         "Form", list(FORMS), key=state.bind("epochs_form", list(FORMS)),
         format_func=FORMS.__getitem__, label_visibility="collapsed",
     )  # fmt: skip
-    histories = _histories(subject)
-    draw(subject, histories)
-    for history in histories:
-        for epoch, reason in history.broken.items():
-            widgets.tell(f"{history.run.name}, epoch {epoch}: {reason}")
-    state.write_url(subject)
 
 
 def _histories(subject: Subject) -> list[History]:

@@ -26,7 +26,7 @@ registered function each in ``screen.py`` (``_draw``), ``paper.py`` (``_draw``) 
 """
 
 from damcha.figures.attention import attention_figure, attention_over_input_figure
-from damcha.figures.curves import curves_figure
+from damcha.figures.curves import curves_figure, runs_figure
 from damcha.figures.metric import TITLES, MetricView, metric_figure
 from damcha.figures.predictions import distribution_figure, reconstruction_figure, surprise_figure
 from damcha.figures.spec import Figure, Provenance
@@ -45,6 +45,7 @@ __all__ = [
     "distribution_figure",
     "metric_figure",
     "reconstruction_figure",
+    "runs_figure",
     "spectrum_figure",
     "surprise_figure",
 ]

@@ -1,4 +1,4 @@
-"""Training curves of a run."""
+"""Training curves of a run, or of several."""
 
 from __future__ import annotations
 
@@ -57,3 +57,38 @@ def _finite(value: Any) -> float:
     """Return a number, or NaN for what is none."""
     number_ = float(value) if isinstance(value, int | float) else np.nan
     return number_ if np.isfinite(number_) else np.nan
+
+
+def runs_figure(
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    provenance: Provenance = UNKNOWN,
+    *,
+    log: bool = False,
+    unit: str = "",
+) -> Figure:
+    """Draw train and validation loss of several runs, a line a run, one panel each.
+
+    `records` maps a run's name to the lines of its ``metrics.jsonl``; missing values are gaps.
+    """
+    panels = []
+    for field, title in (("train_loss", "train loss"), ("valid_loss", "validation loss")):
+        series = []
+        for name, rows in records.items():
+            y = np.array([_finite(row.get(field)) for row in rows], np.float64)
+            x = np.array([row.get("epoch", k) for k, row in enumerate(rows)], np.float64)
+            if len(y) and not np.isnan(y).all():
+                series.append(Series(name, x, y))
+        positive = all(np.nanmin(line.y) > 0 for line in series)
+        mark: Lines | Sentence = Lines(tuple(series), log_y=log and positive)
+        if not series:
+            mark = Sentence(f"{title}: no finite values were recorded.")
+        panels.append(Panel(mark, title, "epoch", "loss"))
+    return Figure(
+        name="curves",
+        panels=tuple(panels),
+        n_columns=2,
+        title="Training",
+        caption=f"Losses over epochs of {', '.join(records)}" + (f"; {unit}." if unit else "."),
+        provenance=provenance,
+        column="double",
+    )

@@ -36,7 +36,9 @@ def names_of(first: Subject, second: Subject) -> tuple[str, str]:
 def _metrics(
     first: Subject, second: Subject, layer: int, other: int | None, position: int
 ) -> tuple[Array, Array]:
-    return first.metric(layer, position), second.metric(layer if other is None else other, position)
+    return first.serving(layer, position), second.serving(
+        layer if other is None else other, position
+    )
 
 
 def numbers(

@@ -200,10 +200,7 @@ def _rows(histories: Sequence[History], layer: int, position: int) -> list[Epoch
         EpochRow(
             name=one.name,
             epochs=tuple(subject.epoch for subject in one.subjects),
-            metrics=tuple(
-                subject.metric(layer if len(subject.source_names) > 1 else 0, position)
-                for subject in one.subjects
-            ),
+            metrics=tuple(subject.serving(layer, position) for subject in one.subjects),
             n_heads=one.run.config.model.n_heads,
             broken=one.broken,
         )

@@ -1,24 +1,58 @@
-"""Figures of whole runs: how they trained."""
+"""Figures and tables of whole runs: how they trained, what they cost, what came out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from damcha import __version__, figures
+from damcha.analysis.runs import Cost, last_results
 from damcha.checkpoint.run import Run
-from damcha.errors import InputError
 from damcha.figures.spec import Figure, Provenance
+from damcha.figures.table import Cell, Table
 from damcha.gallery.subject import command
 
 
-def curves(runs: Sequence[Run]) -> Figure:
-    """Training and validation loss over the epochs of a run."""
-    if len(runs) != 1:
-        raise InputError(f"run: the curves of one run are drawn, not of {len(runs)}")
-    run = runs[0]
+def curves(
+    runs: Sequence[Run], log: Annotated[bool, "Logarithmic losses, for several runs."] = False
+) -> Figure:
+    """Training and validation loss over the epochs of runs."""
+    words = [word for run in runs for word in ("--run", str(run.path))]
+    settings = {"log": log}
     made = Provenance(
-        run=run.name,
+        run=", ".join(run.name for run in runs),
+        settings=settings,
         version=__version__,
-        command=command("curves", ["--run", str(run.path)]),
+        command=command("curves", words, settings),
     )
-    return figures.curves_figure(run.metrics, made)
+    if len(runs) == 1:
+        return figures.curves_figure(runs[0].metrics, made)
+    units = {run.unit for run in runs}
+    return figures.runs_figure(
+        {run.name: run.metrics for run in runs},
+        made,
+        log=log,
+        unit=units.pop() if len(units) == 1 else "",
+    )
+
+
+def results_table(runs: Sequence[Run], costs: Mapping[str, Cost]) -> Table:
+    """Losses, parameters and multiply-adds of runs."""
+    found = [(run, last_results(run)) for run in runs]
+    with_accuracy = any(result["accuracy"] is not None for _, result in found)
+    columns = ["Run", "Train", "Valid", "Best valid", "at epoch"]
+    columns += ["Accuracy"] * with_accuracy + ["Parameters", "of f_θ", "Multiply-adds"]
+    rows: list[tuple[Cell, ...]] = []
+    for run, result in found:
+        cost = costs[run.name]
+        row: list[Cell] = [run.name, result["train"], result["valid"], result["best"]]
+        row.append(None if result["best_epoch"] is None else int(result["best_epoch"]))
+        row += [result["accuracy"]] * with_accuracy
+        rows.append((*row, cost.parameters, cost.generator, cost.multiply_adds))
+    units = ", ".join(dict.fromkeys(run.unit for run in runs))
+    return Table(
+        tuple(columns),
+        tuple(rows),
+        f"Losses on held-out data: {units}. Multiply-adds: one forward pass of one example.",
+        "tab:runs",
+    )

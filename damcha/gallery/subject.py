@@ -66,6 +66,14 @@ class Subject(Snapshot):
         """
         return self._pick(self.inspection.metrics, source, position)
 
+    def serving(self, source: int = 0, position: int = -1) -> NDArray[np.float32]:
+        """As :meth:`metric`, but one metric for all layers or positions serves each of them."""
+        metrics = self.inspection.metrics
+        if metrics is not None:
+            source = source if metrics.shape[0] > 1 else 0
+            position = position if metrics.shape[1] > 1 else 0
+        return self.metric(source, position)
+
     def _pick(
         self, metrics: NDArray[np.float32] | None, source: int, position: int
     ) -> NDArray[np.float32]:

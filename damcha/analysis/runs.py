@@ -1,0 +1,102 @@
+"""What runs are and cost: their settings' differences, parameters and multiply-adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from damcha.attention import CrossHeadMetric
+from damcha.checkpoint.run import Run
+from damcha.model import ByteLM, TaskModel
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters by part, and multiply-adds of one forward pass of one full-length example."""
+
+    generator: int
+    """f_θ, or the static metric."""
+    attention: int
+    """Projections of the attention layers, without f_θ."""
+    feed_forward: int
+    rest: int
+    """Embeddings, positions, norms, head."""
+    multiply_adds: int
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.generator + self.attention + self.feed_forward + self.rest
+
+
+@torch.no_grad()
+def cost(model: TaskModel) -> Cost:
+    """Count parameters and multiply-adds.
+
+    Matrix products are counted by PyTorch's FLOP counter, which does not know the fused attention
+    of CPUs: its two products, 2L²d a layer (masked ones included), are added by formula.
+    """
+    config = model.config
+    parts = dict.fromkeys(("generator", "attention", "feed_forward", "rest"), 0)
+    sources = [module for module in model.modules() if isinstance(module, CrossHeadMetric)]
+    seen = {id(parameter) for source in sources for parameter in source.parameters()}
+    parts["generator"] = sum(p.numel() for p in model.parameters() if id(p) in seen)
+    for name, parameter in model.named_parameters():
+        if id(parameter) in seen:
+            continue
+        part = (
+            "attention" if ".attention." in name else "feed_forward" if ".ff." in name else "rest"
+        )
+        parts[part] += parameter.numel()
+    device = next(model.parameters()).device
+    if isinstance(model, ByteLM):
+        inputs = torch.zeros(1, config.data.seq_len, dtype=torch.long, device=device)
+    else:
+        side = config.data.image_size
+        inputs = torch.zeros(1, config.data.channels, side, side, device=device)
+    with FlopCounterMode(display=False) as counter:
+        model(inputs)
+    counted = counter.get_flop_counts().get("Global", {})
+    products = sum(n for op, n in counted.items() if "scaled_dot_product" not in str(op)) // 2
+    fused = sum(n for op, n in counted.items() if "scaled_dot_product" in str(op)) // 2
+    length, model_config = config.seq_len, config.model
+    bilinear = model_config.attention == "damcha" and model_config.metric.aggregation == "bilinear"
+    if not fused and not bilinear:  # bilinear scores are plain products, and counted
+        fused = 2 * length**2 * model_config.d_model * model_config.n_layers
+    return Cost(multiply_adds=products + fused, **parts)
+
+
+def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
+    """Settings in which runs differ: name → value of each run, None where it has none."""
+    flat = [run.config.flat() for run in runs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    found = {}
+    for name in names:
+        values = tuple(settings.get(name) for settings in flat)
+        if name != "name" and any(value != values[0] for value in values):
+            found[name] = values
+    return found
+
+
+def last_results(run: Run) -> dict[str, float | None]:
+    """Last and best losses of a run, and the epoch of the best."""
+    valid = [(record["valid_loss"], record["epoch"]) for record in run.metrics
+             if isinstance(record.get("valid_loss"), int | float)]  # fmt: skip
+    last = run.metrics[-1] if run.metrics else {}
+    best = min(valid) if valid else (None, None)
+
+    def number(name: str) -> float | None:
+        value = last.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    return {
+        "train": number("train_loss"),
+        "valid": number("valid_loss"),
+        "best": best[0],
+        "best_epoch": best[1],
+        "accuracy": number("valid_accuracy"),
+    }
