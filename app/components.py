@@ -186,14 +186,18 @@ def figure(content: bytes, key: str, on_click: Callable[[], None] | None = None)
     _figure(data=content, key=key, on_cell_change=on_click or _nothing)
 
 
-def gallery(items: Sequence[tuple[str, str, str]], chosen: str, key: str) -> str | None:
-    """Show thumbnails (name, label, data URL); return the name just clicked, if any."""
+def gallery(
+    items: Sequence[tuple[str, str, str]], chosen: str, key: str, on_choose: Callable[[], None]
+) -> None:
+    """Show thumbnails (name, label, data URL); a click leaves the name under ``chosen``.
+
+    `on_choose` runs before the page does, so that the page is drawn once, with the new choice.
+    """
     data: dict[str, Any] = {
         "items": [{"name": n, "label": label, "source": source} for n, label, source in items],
         "chosen": chosen,
     }
-    picked = _gallery(data=_bytes(data), key=key, on_chosen_change=_nothing).chosen
-    return picked if picked in {name for name, _, _ in items} else None
+    _gallery(data=_bytes(data), key=key, on_chosen_change=on_choose)
 
 
 def paste(key: str) -> bytes | None:

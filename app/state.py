@@ -90,7 +90,7 @@ class Session:
     column: str = "single"
     epochs_runs: tuple[str, ...] = ()
     epochs_field: Any = "full"
-    epochs_form: Any = "contour"
+    epochs_form: Any = "heatmap"
     epochs_head: int = 0
     epochs_smoothing: float = 0.0
     epochs_at: int = -1
@@ -248,6 +248,13 @@ def open_input(name: str, content: bytes, is_text: bool) -> None:
     else:
         s.upload = Given.of("upload", name, content)
         assign("image_input", "upload")
+
+
+def choose_sample(gallery: str, names: tuple[str, ...]) -> None:
+    """Take the sample that was clicked in a gallery, by the gallery's key."""
+    picked = st.session_state[gallery].chosen
+    if picked in names:
+        session().sample = picked
 
 
 def clicked(chart: str) -> tuple[int, ...] | None:

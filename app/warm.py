@@ -54,7 +54,7 @@ def plotly_address() -> str:
 
 
 def finish() -> None:
-    """After the first picture of the process, prepare the exports."""
+    """After the first picture of the process, prepare what exports and other pages need."""
     with _lock:
         if _done:
             return
@@ -65,6 +65,8 @@ def finish() -> None:
 
 
 def _prepare() -> None:
+    import scipy.linalg  # noqa: F401
+
     from damcha.figures import paper, sidecar  # noqa: F401
 
     gc.collect()

@@ -229,10 +229,8 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
     else:
         state.settle("sample", names)
         items = [(name, _readable(name), cache.thumbnail(*at(paths[name]))) for name in names]
-        picked = components.gallery(items, s.sample, key="gallery")
-        if picked is not None and picked != s.sample:
-            s.sample = picked
-            st.rerun()  # so that the gallery's own data says the same
+        choose = functools.partial(state.choose_sample, "gallery", tuple(names))
+        components.gallery(items, s.sample, "gallery", choose)
         st.caption(_readable(s.sample))
     return cache.sample(*at(paths[s.sample]))
 

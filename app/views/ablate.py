@@ -6,12 +6,13 @@ import streamlit as st
 
 from app import cache, state, widgets
 from app.state import session
-from damcha.analysis.ablation import INTERVENTIONS, evaluate
+from damcha.analysis.ablation import INTERVENTIONS, evaluate, over_snapshots
 from damcha.gallery import Subject, ablation
 
 PARTS = {
     "answers": "On this input",
     "set": "On held-out inputs",
+    "epochs": "Over epochs and runs",
     "blocks": "Block by block",
     "rank": "Rank",
 }
@@ -55,7 +56,8 @@ def chosen(subject: Subject) -> None:
         else:
             names = interventions(subject)
             st.caption(f":material/info: {CAVEAT}")
-            (answers if s.ablate_part == "answers" else held_out)(subject, names)
+            parts = {"answers": answers, "set": held_out, "epochs": over_epochs}
+            parts[s.ablate_part](subject, names)
     state.write_url(subject)
 
 
@@ -139,6 +141,41 @@ def held_out(subject: Subject, names: tuple[str, ...]) -> None:
     if len(names) > 1:
         figure = ablation.evaluation(snapshot, data, ",".join(names), found)
         widgets.show(figure, "ablation-set", 1000)
+
+
+def over_epochs(subject: Subject, names: tuple[str, ...]) -> None:
+    """The same in every snapshot of runs."""
+    s = session()
+    there = [run.name for run in cache.companions(subject.run)]
+    chosen = st.multiselect(
+        "Runs, a panel each", there, [subject.run.name], key="ablate-runs", max_selections=4
+    )
+    runs = [run for run in cache.companions(subject.run) if run.name in chosen]
+    if not runs:
+        st.caption("Choose a run.")
+        return
+    data = cache.evaluation_set(subject.run, 128)
+    snapshots = {
+        (run.name, epoch): cache.snapshot(run, epoch, s.device)
+        for run in runs
+        for epoch in run.epochs
+    }
+    digests = tuple(snapshot.weights_digest for snapshot in snapshots.values())
+    found = widgets.long(
+        ("ablation-epochs", digests, data.digest, names),
+        lambda: over_snapshots(
+            {name: snapshot.model for name, snapshot in snapshots.items()},
+            data,
+            lambda name: ablation.edits(snapshots[name], names),
+        ),
+        "Evaluate all snapshots",
+    )
+    if found is None:
+        said = widgets.plain(data.name)
+        st.caption(f"Runs {len(data):,} inputs of {said} through {len(snapshots)} snapshots.")
+        return
+    figure = ablation.over_epochs(list(snapshots.values()), data, names, found)
+    widgets.show(figure, "ablation-epochs", 1100)
 
 
 page()

@@ -15,8 +15,8 @@ from damcha.gallery import Subject, epochs
 from damcha.gallery.epochs import History
 
 FORMS = {
-    "contour": "Contours",
     "heatmap": "Cells",
+    "contour": "Contours",
     "animation": "Animation",
     "surface": "3D",
     "curves": "Curves",

@@ -10,9 +10,9 @@ until ‖R_a‖ is as before (bilinear aggregation, which sees the blocks apart:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from damcha.errors import InputError
 from damcha.model import ByteLM, ImageClassifier, TaskModel
 from damcha.tap import Edit, tap
 
+T = TypeVar("T")
 Intervention = Literal[
     "full",
     "diagonal",
@@ -363,6 +364,24 @@ def evaluate(
         if all(right.values())
         else None,
     )
+
+
+def over_snapshots(
+    models: Mapping[T, TaskModel], data: EvaluationSet, edits: Callable[[T], Mapping[str, Edit]]
+) -> Iterator[Progress | dict[T, Evaluation]]:
+    """:func:`evaluate` for several models, e.g. the snapshots of runs; yields Progress on the way.
+
+    `edits` gives each model's own, since the data-set mean is a snapshot's.
+    """
+    found: dict[T, Evaluation] = {}
+    for k, (name, model) in enumerate(models.items()):
+        for step in evaluate(model, data, edits(name)):
+            if isinstance(step, Progress):
+                total = len(models) * step.total
+                yield Progress(k * step.total + step.done, total, f"{step.what} × snapshots")
+            else:
+                found[name] = step
+    yield found
 
 
 def summarise(evaluation: Evaluation, seed: int = 0) -> tuple[Summary, ...]:

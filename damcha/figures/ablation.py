@@ -220,6 +220,31 @@ def evaluation_figure(
     )
 
 
+def over_epochs_figure(
+    runs: Mapping[str, Mapping[str, tuple[Array, Array]]],
+    unit: str,
+    n: int,
+    provenance: Provenance = UNKNOWN,
+) -> Figure:
+    """Draw the mean loss under each intervention over epochs, a panel a run.
+
+    `runs` maps a run to its interventions' (epochs, mean losses).
+    """
+    panels = []
+    for name, lines in runs.items():
+        series = tuple(Series(title, *pair) for title, pair in lines.items())
+        panels.append(Panel(Lines(series, markers=True), name, "epoch", "mean loss"))
+    return _figure(
+        "ablation-epochs",
+        panels,
+        f"{n:,} held-out inputs under each intervention, over epochs",
+        provenance,
+        f"Mean loss ({unit}).",
+        {},
+        min(2, len(panels)),
+    )
+
+
 def evaluation_table(
     rows: Sequence[tuple[str, float, float, float, float, tuple[float, float, float]]],
     unit: str,

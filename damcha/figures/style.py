@@ -27,6 +27,7 @@ VENUES: dict[str, tuple[float, float]] = {
     "tmlr": (6.5, 6.5),
     "acl": (3.03, 6.3),
     "ieee": (3.5, 7.16),
+    "plain": (4.0, 6.5),
 }
 
 # Nine stops a ramp, evenly spaced in OKLab lightness and kept inside sRGB. Blue against orange-red

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -136,3 +137,23 @@ def table(snapshot: Snapshot, data: EvaluationSet, result: Evaluation) -> Table:
     ]
     source = f"{snapshot.run.name}, epoch {snapshot.epoch}; {data.name}"
     return figures.evaluation_table(rows, snapshot.run.unit, len(data), TOP, source)
+
+
+def over_epochs(
+    snapshots: Sequence[Snapshot],
+    data: EvaluationSet,
+    names: Sequence[str],
+    results: Mapping[tuple[str, int], Evaluation],
+) -> Figure:
+    """Mean losses of snapshots, by (run, epoch), under each intervention over epochs."""
+    runs: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for run in dict.fromkeys(snapshot.run.name for snapshot in snapshots):
+        found = sorted((epoch, one) for (name, epoch), one in results.items() if name == run)
+        x = np.array([epoch for epoch, _ in found], np.float64)
+        runs[run] = {
+            title: (x, np.array([one.loss[k].mean() for _, one in found]))
+            for k, title in enumerate(found[0][1].names)
+        }
+    made = set_provenance(snapshots[-1], data, "ablation-set", {"interventions": ",".join(names)})
+    shown = replace(made, run=", ".join(runs), epoch=None, command="")
+    return figures.over_epochs_figure(runs, snapshots[0].run.unit, len(data), shown)

@@ -35,6 +35,11 @@ WATCH = f"""() => {{
     poll();
   }});
 }}"""
+SHOWN = """(key) => {
+  const parts = [...document.querySelectorAll(`[class*="st-key-${key}"] *`)];
+  return parts.some((part) => part.shadowRoot?.querySelector(".figure")?.view?.drawn
+    || (part.matches(".js-plotly-plot") && part.querySelector(".plot, .gl-container")));
+}"""
 FIRST = f"() => ({DRAWN})('metric') !== null"
 
 
@@ -106,6 +111,7 @@ def dashboard(chromium, runs):
         keys = (["ArrowLeft"] * 2 + ["ArrowRight"] * 2) * (N // 4)
         times = [timed(page, lambda key=key: page.keyboard.press(key)) for key in keys]
         say("another epoch", times, "0.5 s")
+        switch(page)
         page.get_by_role("radio", name="Upload").click()
         files = page.locator("input[type=file]")
         files.wait_for(state="attached")
@@ -114,6 +120,25 @@ def dashboard(chromium, runs):
             timed(page, lambda seed=seed: files.set_input_files(picture(seed))) for seed in range(N)
         ]
         say("an upload, until its metric is drawn", times, "0.6 s, 95 %: 1.0 s")
+
+
+PAGES = {
+    "Epochs": "epochs", "Contributions": "contributions", "Ablate": "ablation",
+    "Compare": "compare", "Runs": "curves", "Inspect": "metric",
+}  # fmt: skip
+"""Page → the key of its first figure."""
+
+
+def switch(page):
+    """Time from a click on a page's name to its first figure, the second time each is opened."""
+    for k in range(2):
+        for name, key in PAGES.items():
+            start = time.perf_counter()
+            page.get_by_role("link", name=name).click()
+            page.wait_for_function(SHOWN, arg=key, timeout=60_000, polling=20)
+            took = time.perf_counter() - start
+            page.wait_for_timeout(700)
+            say(f"page {name}" + (", first time" if k == 0 else ""), [took], "1 s")
 
 
 def large(chromium):

@@ -14,6 +14,7 @@ from damcha.analysis.ablation import (
     norm_matched,
     of_rank,
     over_ranks,
+    over_snapshots,
     part_of,
     scaled_blocks,
     summarise,
@@ -215,6 +216,20 @@ def test_many_inputs(task_model):
         wanted = model.score(inputs, torch.zeros(70, dtype=torch.long))["loss"]
     np.testing.assert_allclose(found.loss[1], wanted, rtol=1e-5)
     assert found.accuracy is None
+
+
+def test_several_snapshots(task_model):
+    models = {k: task_model(seed=k).float() for k in (0, 1)}
+    data = held_out(20)
+
+    def edits(k):
+        return {"full": edit_of("full", models[k])}
+
+    *steps, found = over_snapshots(models, data, edits)
+    assert [(step.done, step.total) for step in steps] == [(0, 40), (20, 40)]
+    for k, model in models.items():
+        alone = finished(evaluate(model, data, edits(k)))
+        np.testing.assert_array_equal(found[k].loss, alone.loss)
 
 
 def test_summaries():
