@@ -34,11 +34,12 @@ class Person:
         message = BackMsg()
         message.rerun_script.query_string = ""
         if pick is not None:
+            own = message.rerun_script.widget_states.widgets.add()
+            own.id, own.json_value = self.gallery, "{}"
             state = message.rerun_script.widget_states.widgets.add()
             state.id = f"$$STREAMLIT_INTERNAL_KEY_{self.gallery}__events"  # its triggers
             state.json_trigger_value = json.dumps([{"event": "chosen", "value": pick}])
         await self.socket.send(message.SerializeToString())
-        # A pick reruns the script once more, so that the gallery's own data says the same.
         while True:
             answer = ForwardMsg()
             answer.ParseFromString(await asyncio.wait_for(self.socket.recv(), 30))
