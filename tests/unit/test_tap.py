@@ -409,7 +409,9 @@ class TestNobodySeesAnother:
         async def all_of_them():
             return await asyncio.gather(*map(work, range(6)))
 
-        for user, (out, capture) in enumerate(asyncio.run(all_of_them())):
+        with ThreadPoolExecutor(1) as pool:  # Playwright may keep a loop running in this thread
+            found = pool.submit(asyncio.run, all_of_them()).result()
+        for user, (out, capture) in enumerate(found):
             edit = (lambda metric, _, user=user: metric * user) if user % 2 else None
             with tap(shared_model, edit) as alone:
                 assert torch.equal(out, shared_model(images(seed=user)))
