@@ -224,7 +224,7 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
     InputError
         If the model has no cross-head metric.
     """
-    inputs = _inputs(model, example)
+    inputs = inputs_of(model, example)
     target = own_target(model, inputs)
     many = inputs.expand(len(edits), *inputs.shape[1:])
     with tap(model, _each(list(edits.values()))) as capture:
@@ -244,7 +244,7 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
             names,
             losses,
             nats=_array(nats),
-            continuations=tuple(_continue(model, inputs, e) for e in edits.values()),
+            continuations=_continuations(model, inputs, list(edits.values())),
         )
     if isinstance(model, ImageClassifier):
         return Ablation(names, losses, probabilities=_array(output.double().softmax(-1)))
@@ -252,11 +252,17 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
     return Ablation(names, losses, pictures=pictures)
 
 
-def _continue(model: ByteLM, inputs: Tensor, edit: Edit) -> str:
-    room = min(CONTINUATION, model.config.seq_len - inputs.shape[1])
-    with tap(model, edit):
-        text = model.generate(inputs, room)[0, inputs.shape[1] :]
-    return bytes(text.tolist()).decode(errors="replace")
+def _continuations(model: ByteLM, inputs: Tensor, edits: Sequence[Edit]) -> tuple[str, ...]:
+    """The likeliest next bytes under each edit.
+
+    Without the cache, with which an edit would see the newest position alone, as if it were the
+    first: it could not tell which position of a mean or of another's metric belongs there.
+    """
+    text = inputs.expand(len(edits), -1)
+    with tap(model, _each(edits)):
+        for _ in range(min(CONTINUATION, model.config.seq_len - inputs.shape[1])):
+            text = torch.cat((text, model.next_logits(text).argmax(-1, keepdim=True)), 1)
+    return tuple(bytes(row.tolist()).decode(errors="replace") for row in text[:, inputs.shape[1] :])
 
 
 @torch.no_grad()
@@ -310,7 +316,7 @@ def over_ranks(model: TaskModel, example: Example) -> tuple[NDArray[np.int64], N
 
 def _losses(model: TaskModel, example: Example, edits: list[Edit]) -> NDArray[np.float64]:
     """Loss of one input under each edit, many edits a forward pass."""
-    inputs = _inputs(model, example)
+    inputs = inputs_of(model, example)
     target = own_target(model, inputs)
     size = _room(model)
     found = []
@@ -408,7 +414,8 @@ def summarise(evaluation: Evaluation, seed: int = 0) -> tuple[Summary, ...]:
     return tuple(found)
 
 
-def _inputs(model: TaskModel, example: Example) -> Tensor:
+def inputs_of(model: TaskModel, example: Example) -> Tensor:
+    """The example's inputs on the model's device, in its precision."""
     like = next(model.parameters())
     inputs = example.inputs.to(like.device)
     return inputs.to(like.dtype) if inputs.is_floating_point() else inputs
