@@ -211,11 +211,11 @@ def contributions(
 
 
 @st.cache_resource(max_entries=16, scope="session", show_spinner=False, hash_funcs=_HASHES)
-def swap(first: Subject, second: Subject) -> Ablation:
+def swap(first: Subject, second: Subject, other_layer: int, position: int) -> Ablation:
     """Return what one input's model answers with the other's metric."""
     from damcha.gallery.comparison import swap
 
-    return swap(first, second)
+    return swap(first, second, other_layer, position)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

@@ -122,6 +122,9 @@ class Session:
     compare_part: str = "metrics"
     compare_view: Any = "full"
     compare_rank: int = 2
+    compare_side: Any = "query"
+    compare_measure: Any = "overlap"
+    compare_indefinite: Any = "leave_out"
     atlas_n: int = 500
     atlas_part: str = "map"
     atlas_feature: Any = "head_metrics"
@@ -152,7 +155,8 @@ LINKED: tuple[str, ...] = (
     *("contributions_baseline", "contributions_view", "contributions_layer"),
     *("contributions_absolute", "contributions_beside"),
     *("compare_run", "compare_epoch", "compare_kind", "compare_sample", "compare_layer"),
-    *("compare_part", "compare_view", "compare_rank"),
+    *("compare_part", "compare_view", "compare_rank", "compare_side", "compare_measure"),
+    "compare_indefinite",
     "runs_chosen",
     *("atlas_n", "atlas_part", "atlas_feature", "atlas_map", "atlas_colour", "atlas_statistic"),
 )

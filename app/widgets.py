@@ -459,6 +459,15 @@ def seen(subject: Subject) -> None:
         st.caption(plain(note))
 
 
+def served(subject: Subject) -> tuple[str, ...]:
+    """Name the queries of each position: patches by their place, bytes by their number."""
+    found = subject.inspection
+    if subject.run.task != "language_modelling" or not found.stride:
+        return found.position_labels
+    n, stride = len(found.tokens), found.stride
+    return tuple(f"bytes {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
+
+
 def with_grid(pixels: np.ndarray, patch: int, side: int = 224) -> np.ndarray:
     """Enlarge a small picture without smoothing, and rule its patches (0 for none)."""
     k = max(1, side // len(pixels))

@@ -8,7 +8,8 @@ import streamlit as st
 
 from app import cache, state, widgets
 from app.state import Given, session
-from damcha.analysis.comparison import DEFINITIONS
+from damcha.analysis.comparison import DEFINITIONS, INDEFINITE, Distances
+from damcha.figures.comparison import MEASURES
 from damcha.figures.style import number
 from damcha.gallery import Subject, comparison
 
@@ -19,7 +20,14 @@ PARTS = {
     "transplant": "Transplant",
 }
 VIEWS = {"full": "M", "head_metrics": "R", "blocks": "Block norms", "symmetric": "Symmetric part"}
-KINDS = {"same": "The same input", "sample": "Another sample", "upload": "Upload", "text": "Write"}
+KINDS = {
+    "same": "The same input",
+    "sample": "Another sample",
+    "upload": "Upload",
+    "text": "Write",
+}
+STAND_INS = {"leave_out": "Leave out", "raise": "Raise to 1/100", "absolute": "Absolute values"}
+SIDES = {"query": "Queries", "key": "Keys"}
 
 
 def page() -> None:
@@ -40,26 +48,39 @@ def page() -> None:
 def chosen(subject: Subject) -> None:
     """The second side, and the comparison."""
     s = session()
+    other = None
     with widgets.guard("The second side"):
         other = second(subject)
     if other is None:
         st.caption("Nothing to compare with yet: give the second input.")
         return
-    names = comparison.names_of(subject, other)
-    st.caption(f"**A** {widgets.plain(names[0])}   **B** {widgets.plain(names[1])}")
-    st.segmented_control(
-        "Part",
-        list(PARTS),
-        key=state.bind("compare_part", list(PARTS)),
-        format_func=PARTS.__getitem__,
-        label_visibility="collapsed",
-    )
+    names = comparison.names_of(subject, other, s.layer, s.compare_layer)
+    beside(subject, other, names)
+    controls = st.columns([3, 2], gap="large", vertical_alignment="bottom")
+    with controls[0]:
+        st.segmented_control(
+            "Part",
+            list(PARTS),
+            key=state.bind("compare_part", list(PARTS)),
+            format_func=PARTS.__getitem__,
+            label_visibility="collapsed",
+        )
+    with controls[1]:
+        place = position(subject, other)
     with widgets.guard("The comparison"):
         if s.compare_part == "transplant":
-            transplant(subject, other)
+            transplant(subject, other, place)
+        elif s.compare_part == "spectra":
+            figure = comparison.spectra(subject, other, s.layer, s.compare_layer, place)
+            widgets.show(figure, "spectra", 1100)
+        elif s.compare_part == "angles":
+            angles(subject, other, place)
         else:
-            shapes(subject, other)
+            metrics(subject, other, place)
     state.write_url(subject)
+
+
+# The second side ----------------------------------------------------------------------------------
 
 
 def second(subject: Subject) -> Subject | None:
@@ -68,7 +89,8 @@ def second(subject: Subject) -> Subject | None:
     runs = {run.name: run for run in cache.takers(subject.run)}
     columns = st.columns(4, gap="medium")
     with columns[0]:
-        st.selectbox("B: run", list(runs), key=state.bind("compare_run", list(runs), s.run))
+        key = state.bind("compare_run", list(runs), s.run)
+        st.selectbox("B: run", list(runs), key=key, help="Side A is chosen in the sidebar.")
     run = runs[s.compare_run]
     with columns[1]:
         key = state.bind("compare_epoch", run.epochs, run.epochs[-1])
@@ -76,25 +98,24 @@ def second(subject: Subject) -> Subject | None:
     is_text = run.task == "language_modelling"
     kinds = ["same", *["sample"] * bool(run.samples), "text" if is_text else "upload"]
     with columns[2]:
-        st.selectbox(
-            "B: input",
-            kinds,
-            key=state.bind("compare_kind", kinds, "sample"),
-            format_func=KINDS.__getitem__,
-        )
+        key = state.bind("compare_kind", kinds, kinds[1])
+        st.selectbox("B: input", kinds, key=key, format_func=KINDS.__getitem__)
     with columns[3]:
-        given = other_input(subject, {path.name: path for path in run.samples})
+        given = other_input({path.name: path for path in run.samples})
         layers = range(run.config.model.n_layers)
-        if run.config.model.metric.sharing != "stack":
-            st.selectbox("B: layer", layers, key=state.bind("compare_layer", layers))
-        else:
+        if run.config.model.metric.sharing == "stack":
             s.compare_layer = 0
+        else:
+            key = state.bind("compare_layer", layers)
+            st.selectbox("B: metric of layer", layers, key=key)
     if given is None:
         return None
-    return cache.subject(run, s.compare_epoch, s.device, given, False, 0)
+    # Side A may have been inverted, or be another frame than the first.
+    how = (s.invert, s.frame) if s.compare_kind == "same" else (False, 0)
+    return cache.subject(run, s.compare_epoch, s.device, given, *how)
 
 
-def other_input(subject: Subject, samples: dict[str, Path]) -> Given | None:
+def other_input(samples: dict[str, Path]) -> Given | None:
     """Draw the picker of side B's input."""
     s = session()
     if s.compare_kind == "same":
@@ -106,33 +127,57 @@ def other_input(subject: Subject, samples: dict[str, Path]) -> Given | None:
         return cache.sample(*widgets.at(samples[s.compare_sample]))
     if s.compare_kind == "text":
         st.text_input("B: text", key=state.bind("compare_text"))
-        return Given.of("text", "text", s.compare_text.encode()) if s.compare_text else None
+        if not s.compare_text:
+            return None
+        return Given.of("text", "text", s.compare_text.encode("utf-8", "surrogatepass"))
     file = st.file_uploader("B: picture", key="compare-picture")
     if file is not None:
         s.compare_upload = Given.of("upload", file.name, file.getvalue())
     return s.compare_upload
 
 
-def shapes(subject: Subject, other: Subject) -> None:
-    """The metrics themselves: entries, spectra, subspaces, distances."""
-    s = session()
-    options = {"layer": s.layer, "other_layer": s.compare_layer, "position": s.position}
-    if other.run.config.model.metric.sharing == "stack":
-        options["other_layer"] = 0
-    places = min(
-        one.inspection.metrics.shape[1]
-        for one in (subject, other)
-        if one.inspection.metrics is not None
+def beside(subject: Subject, other: Subject, names: tuple[str, str]) -> None:
+    """Both inputs, small, with their names."""
+    columns = st.columns([1, 5, 1, 5], gap="small", vertical_alignment="center")
+    for k, (side, one) in enumerate(zip("AB", (subject, other), strict=True)):
+        seen = one.example.seen
+        words = f"**{side}**  {widgets.plain(names[k])}"
+        if isinstance(seen, tuple):
+            columns[2 * k].markdown(f"**{side}**")
+            text = "".join(seen)
+            short = text if len(text) <= 160 else f"{text[:159]}…"
+            words = f"{widgets.plain(names[k])}  \n{widgets.plain(short)}"
+        else:
+            columns[2 * k].image(widgets.with_grid(seen, 0, 96), width=72)
+        columns[2 * k + 1].caption(words)
+
+
+def position(subject: Subject, other: Subject) -> int:
+    """Draw the picker of the position along the input, for both sides; the one chosen."""
+    several = [one for one in (subject, other) if len(one.inspection.position_labels) > 1]
+    if not several:
+        return -1
+    served = min((widgets.served(one) for one in several), key=len)
+    last = len(served) - 1
+    if last == 0:
+        return 0
+    chosen: int = st.select_slider(
+        "Position of both",
+        range(last + 1),
+        key=state.bind("position", range(last + 1), last),
+        format_func=served.__getitem__,
+        help="A causal metric may use only the tokens so far: it is refreshed along the input, "
+        "and each refresh serves the queries named here.",
     )
-    options["position"] = min(s.position, places - 1) if s.position >= 0 else -1
-    if s.compare_part == "spectra":
-        widgets.show(comparison.spectra(subject, other, **options), "spectra", 1100)
-        return
-    if s.compare_part == "angles":
-        ranks = range(1, subject.run.config.model.d_head + 1)
-        st.select_slider("Leading directions", ranks, key=state.bind("compare_rank", ranks, 2))
-        widgets.show(comparison.angles(subject, other, s.compare_rank, **options), "angles", 620)
-        return
+    return chosen
+
+
+# The comparison -----------------------------------------------------------------------------------
+
+
+def metrics(subject: Subject, other: Subject, place: int) -> None:
+    """Entries and distances."""
+    s = session()
     st.segmented_control(
         "View of the metrics",
         list(VIEWS),
@@ -140,32 +185,86 @@ def shapes(subject: Subject, other: Subject) -> None:
         format_func=VIEWS.__getitem__,
         label_visibility="collapsed",
     )
-    figure = comparison.side_by_side(subject, other, s.compare_view, **options)
+    figure = comparison.side_by_side(
+        subject, other, s.compare_view, s.layer, s.compare_layer, place
+    )
     widgets.show(figure, "compare", 1200)
-    found = comparison.numbers(subject, other, **options)
-    columns = st.columns(len(DEFINITIONS), gap="small")
-    for column, (name, words) in zip(columns, DEFINITIONS.items(), strict=True):
+    st.markdown("#### How far apart")
+    slot = st.container()
+    st.segmented_control(
+        "Where a symmetric part is not positive definite",
+        list(STAND_INS),
+        key=state.bind("compare_indefinite", list(STAND_INS)),
+        format_func=STAND_INS.__getitem__,
+        help="Affine-invariant and log-Euclidean distances exist between positive definite "
+        "matrices only.",
+    )
+    st.caption(widgets.plain(INDEFINITE[s.compare_indefinite]))
+    found = comparison.numbers(
+        subject, other, s.layer, s.compare_layer, place, s.compare_indefinite
+    )
+    with slot:
+        distances(found)
+
+
+def distances(found: Distances) -> None:
+    """The distances, each with its definition."""
+    columns = st.columns(4, gap="small")
+    for k, (name, words) in enumerate(DEFINITIONS.items()):
         value = getattr(found, name)
-        text = (
-            ", ".join(f"{part:.0%}" for part in value)
-            if isinstance(value, tuple)
-            else number(value)
-        )
+        if name == "kept":
+            text = " and ".join(f"{part:.1%}" for part in value)
+        elif isinstance(value, tuple):
+            text = f"{value[0]} and {value[1]}"
+        else:
+            text = number(value) if value == value else "none"
         label = name.replace("_", " ").capitalize()
-        column.markdown(f"{label}  \n**{widgets.plain(text)}**", help=words)
+        columns[k % 4].markdown(f"{label}  \n**{widgets.plain(text)}**", help=words)
 
 
-def transplant(subject: Subject, other: Subject) -> None:
+def angles(subject: Subject, other: Subject, place: int) -> None:
+    """Subspaces, every head against every head."""
+    s = session()
+    columns = st.columns([3, 2, 3], gap="large", vertical_alignment="bottom")
+    with columns[0]:
+        ranks = range(1, subject.run.config.model.d_head + 1)
+        key = state.bind("compare_rank", ranks, ranks[0])
+        if len(ranks) > 1:
+            st.select_slider("Leading directions", ranks, key=key)
+    with columns[1]:
+        key = state.bind("compare_side", list(SIDES))
+        st.segmented_control("Of the", list(SIDES), key=key, format_func=SIDES.__getitem__)
+    with columns[2]:
+        key = state.bind("compare_measure", list(MEASURES))
+        st.selectbox(
+            "Shown", list(MEASURES), key=key, format_func=lambda m: MEASURES[m].capitalize()
+        )
+    figure = comparison.angles(
+        subject,
+        other,
+        s.compare_rank,
+        s.compare_side,
+        s.compare_measure,
+        s.layer,
+        s.compare_layer,
+        place,
+    )
+    widgets.show(figure, "angles", 620)
+
+
+def transplant(subject: Subject, other: Subject, place: int) -> None:
     """Each input with the other's metric, both ways."""
-    for k, (first, donor) in enumerate(((subject, other), (other, subject))):
-        name = widgets.plain(f"{first.example.name} with the metric of {donor.example.name}")
-        st.markdown(f"**{name}**")
+    s = session()
+    both = ((subject, other, s.compare_layer), (other, subject, s.layer))
+    for k, (first, donor, layer) in enumerate(both):
+        st.markdown(f"#### {'AB'[k]} with the metric of {'BA'[k]}")
         with widgets.guard("The transplant"):
-            result = cache.swap(first, donor)
-            figure = comparison.transplanted(first, donor, result)
-            widgets.show(figure, f"transplant-{k}", 620)
+            result = cache.swap(first, donor, layer, place)
+            figure = comparison.transplanted(first, donor, layer, place, result)
+            widgets.show(figure, f"transplant-{k}", 1000)
             for title, text in zip(result.names, result.continuations, strict=False):
-                st.caption(f"{title}: {widgets.plain(text)}")
+                st.caption(f"Continued with {widgets.plain(title)}")
+                st.code(text or " ", language=None, wrap_lines=True)
 
 
 page()

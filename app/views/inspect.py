@@ -97,7 +97,7 @@ def metric(subject: Subject) -> None:
 
 
 def _position(subject: Subject) -> int:
-    labels = _served(subject)
+    labels = widgets.served(subject)
     last = len(labels) - 1
     key = state.bind("position", range(last + 1), last)
     if last == 0:
@@ -111,15 +111,6 @@ def _position(subject: Subject) -> int:
         "and each refresh serves the queries named here.",
     )
     return chosen
-
-
-def _served(subject: Subject) -> tuple[str, ...]:
-    """Name the queries of each position: patches by their place, bytes by their number."""
-    found = subject.inspection
-    if subject.run.task != "language_modelling" or not found.stride:
-        return found.position_labels
-    n, stride = len(found.tokens), found.stride
-    return tuple(f"bytes {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
 
 
 def _block(subject: Subject) -> tuple[int, int] | None:

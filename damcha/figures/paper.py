@@ -197,7 +197,8 @@ def _(mark: Heatmap, axes: Axes, box: _Box) -> None:
         size = min(7.0, box.width / columns * INCH / 2.6)
         for (r, c), value in np.ndenumerate(mark.values):
             ink = ink_on(mark.scale, float(value))
-            axes.text(c, r, f"{value:.2f}", color=ink, size=size, ha="center", va="center")
+            text = f"{value:z.2f}".replace("-", "−")
+            axes.text(c, r, text, color=ink, size=size, ha="center", va="center")
 
 
 @_draw.register

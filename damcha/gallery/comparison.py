@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
+
+from damcha.analysis import comparison as analysis
 from damcha.analysis.ablation import Ablation
-from damcha.analysis.comparison import Distances, distances, subspace_overlap, transplant
+from damcha.analysis.comparison import Distances, Indefinite, Measure, Side, distances
 from damcha.analysis.geometry import describe
 from damcha.errors import InputError
-from damcha.figures import ablation as answers
+from damcha.figures import transplant as answers
 from damcha.figures.comparison import angles_figure, side_by_side_figure, spectra_figure
-from damcha.figures.metric import MetricView
 from damcha.figures.spec import Array, Figure
+from damcha.figures.style import number
 from damcha.gallery.inspect import Layer, Position
 from damcha.gallery.subject import Subject, pair_provenance
 
 OtherLayer = Annotated[int | None, "The other side's layer; the same one by default."]
+View = Literal[
+    "full", "head_metrics", "symmetric", "antisymmetric", "diagonal", "off_diagonal", "blocks"
+]
+TRAINED_APART = (
+    "The runs were trained apart: channel k of one need not mean what channel k of the other does, "
+    "so entries and directions agree only as far as both started alike; spectra do not depend on "
+    "that."
+)
 
 
-def names_of(first: Subject, second: Subject) -> tuple[str, str]:
+def names_of(
+    first: Subject, second: Subject, layer: int = 0, other_layer: int | None = None
+) -> tuple[str, str]:
     """Name both sides by what tells them apart."""
-    parts = []
-    for one in (first, second):
-        said = []
-        if first.run != second.run:
-            said.append(one.run.name)
-        if first.epoch != second.epoch or first.run != second.run:
+    layers = _layers(first, second, layer, other_layer)
+    found = []
+    apart = _trained_apart(first, second)
+    for one, its_layer in zip((first, second), layers, strict=True):
+        said = [one.run.name] if apart else []
+        if first.epoch != second.epoch or apart:
             said.append(f"epoch {one.epoch}")
+        if layers[0] != layers[1] and len(one.source_names) > 1:
+            said.append(f"layer {its_layer}")
         if first.example.digest != second.example.digest:
             said.append(one.example.name)
-        parts.append(", ".join(said) or one.example.name)
-    return parts[0], parts[1]
-
-
-def _metrics(
-    first: Subject, second: Subject, layer: int, other: int | None, position: int
-) -> tuple[Array, Array]:
-    return first.serving(layer, position), second.serving(
-        layer if other is None else other, position
-    )
+        found.append(", ".join(said) or one.example.name)
+    return found[0], found[1]
 
 
 def numbers(
@@ -47,31 +54,50 @@ def numbers(
     layer: int = 0,
     other_layer: int | None = None,
     position: int = -1,
+    indefinite: Indefinite = "leave_out",
 ) -> Distances:
-    """Distances of the two metrics."""
-    return distances(*_metrics(first, second, layer, other_layer, position))
+    """Distances of the two metrics (design.md §6)."""
+    return distances(*_metrics(first, second, layer, other_layer, position), indefinite)
+
+
+def said(found: Distances) -> str:
+    """The distances that every pair has, in a sentence."""
+    if found.frobenius == 0:
+        return "A and B are the same metric: every distance is 0."
+    words = [f"‖A − B‖ = {number(found.frobenius)}"]
+    if np.isfinite(found.cosine):
+        words.append(f"relative to the norms {number(found.relative)}")
+        words.append(f"cosine {number(found.cosine)}")
+    return ", ".join(words) + "."
 
 
 def side_by_side(
     first: Subject,
     second: Subject,
-    view: Annotated[MetricView, "What to show."] = "full",
+    view: Annotated[View, "What to show."] = "full",
     layer: Layer = 0,
     other_layer: OtherLayer = None,
     position: Position = -1,
 ) -> Figure:
-    """Both metrics at one scale, and their difference."""
+    """Both metrics at one scale, and their difference.
+
+    Raises
+    ------
+    InputError
+        If their widths or heads differ, or a value is not finite.
+    """
+    same_heads(first, second)
     a, b = _metrics(first, second, layer, other_layer, position)
-    if a.shape != b.shape or first.n_heads != second.n_heads:
-        raise InputError(
-            f"the metrics have {first.n_heads} heads in width {len(a)} and {second.n_heads} heads "
-            f"in width {len(b)}: entry by entry they cannot be compared; their spectra can"
-        )
-    if view == "difference":
-        raise InputError("view: 'difference' is drawn anyway; choose another view")
     settings = {"view": view, "layer": layer, "other_layer": other_layer, "position": position}
-    made = pair_provenance(first, second, "compare", settings)
-    return side_by_side_figure(a, b, first.n_heads, names_of(first, second), made, view=view)
+    return side_by_side_figure(
+        a,
+        b,
+        first.n_heads,
+        names_of(first, second, layer, other_layer),
+        pair_provenance(first, second, "compare", settings),
+        view=view,
+        note=f"{said(distances(a, b))} {_note(first, second)}".strip(),
+    )
 
 
 def spectra(
@@ -81,56 +107,162 @@ def spectra(
     other_layer: OtherLayer = None,
     position: Position = -1,
 ) -> Figure:
-    """Singular values and eigenvalue magnitudes of both metrics; widths may differ."""
+    """Eigenvalues and singular values of both metrics; widths may differ."""
     found = {}
     pair = _metrics(first, second, layer, other_layer, position)
-    for side, name, metric, one in zip(
-        "AB", names_of(first, second), pair, (first, second), strict=True
-    ):
-        numbers = describe(metric, one.n_heads)
-        found[f"{side}: {name}"] = (numbers.singular_values, numbers.eigenvalues)
+    names = names_of(first, second, layer, other_layer)
+    for side, name, metric, one in zip("AB", names, pair, (first, second), strict=True):
+        shape = describe(metric, one.n_heads)
+        found[f"{side}: {name}"] = (shape.singular_values, shape.eigenvalues)
     settings = {"layer": layer, "other_layer": other_layer, "position": position}
-    return spectra_figure(found, pair_provenance(first, second, "compare-spectra", settings))
+    made = pair_provenance(first, second, "compare-spectra", settings)
+    note = said(distances(*pair)) if np.array_equal(*pair) else ""
+    return spectra_figure(found, made, note=note)
 
 
 def angles(
     first: Subject,
     second: Subject,
     rank: Annotated[int, "How many leading directions of each head."] = 2,
+    side: Annotated[Side, "Directions of the queries (left singular) or of the keys."] = "query",
+    measure: Annotated[Measure, "Mean cos² of the angles, or one of them in degrees."] = "overlap",
     layer: Layer = 0,
     other_layer: OtherLayer = None,
     position: Position = -1,
 ) -> Figure:
-    """Overlap of the heads' leading subspaces, by principal angles."""
+    """Principal angles between the heads' leading subspaces, every head against every head.
+
+    Raises
+    ------
+    InputError
+        If their widths or heads differ, a value is not finite, or the rank does not fit.
+    """
+    same_heads(first, second)
     a, b = _metrics(first, second, layer, other_layer, position)
-    overlap = subspace_overlap(a, b, first.n_heads, rank)
-    settings = {"rank": rank, "layer": layer, "other_layer": other_layer, "position": position}
-    made = pair_provenance(first, second, "compare-angles", settings)
-    return angles_figure(overlap, rank, names_of(first, second), made)
+    found = analysis.principal_angles(a, b, first.n_heads, rank, side)
+    settings = {
+        **{"rank": rank, "side": side, "measure": measure, "layer": layer},
+        **{"other_layer": other_layer, "position": position},
+    }
+    return angles_figure(
+        found,
+        analysis.measured(found, measure),
+        measure,
+        side,
+        len(a) // first.n_heads,
+        names_of(first, second, layer, other_layer),
+        pair_provenance(first, second, "compare-angles", settings),
+        note=_note(first, second),
+    )
 
 
-def swap(first: Subject, second: Subject) -> Ablation:
+def swap(
+    first: Subject, second: Subject, other_layer: int | None = None, position: int = -1
+) -> Ablation:
     """Run the first input with its own metric, and with the second's.
+
+    `other_layer` and `position` choose among the second's metrics where the first's model uses
+    fewer: one for all layers, or one for the whole input.
 
     Raises
     ------
     InputError
         If either side has no metric, or they do not fit.
     """
-    first.metric(), second.metric()
-    assert second.inspection.metrics is not None
-    return transplant(first.model, first.example, second.inspection.metrics)
+    first.metric(), second.serving(other_layer or 0, position)  # refuse what is not there
+    same_heads(first, second)
+    mine, donor = first.inspection.metrics, second.inspection.metrics
+    assert mine is not None and donor is not None
+    if len(mine) == 1 < len(donor) and other_layer is not None:
+        donor = donor[[other_layer]]
+    stride = second.inspection.stride
+    if not first.inspection.stride and stride:  # one metric for the whole input
+        donor, stride = donor[:, [position]], 0
+    return analysis.transplant(first.model, first.example, donor, stride)
 
 
-def transplanted(first: Subject, second: Subject, result: Ablation | None = None) -> Figure:
+def transplanted(
+    first: Subject,
+    second: Subject,
+    other_layer: Annotated[int | None, "The other's layer, if this model has one metric."] = None,
+    position: Annotated[int, "The other's position, if this model has one metric."] = -1,
+    result: Ablation | None = None,
+) -> Figure:
     """What the first input's model answers with the second's metric."""
-    found = swap(first, second) if result is None else result
-    made = pair_provenance(first, second, "transplant", {})
+    found = swap(first, second, other_layer, position) if result is None else result
+    settings = {"other_layer": other_layer, "position": position}
+    made = pair_provenance(first, second, "transplant", settings)
+    names = names_of(first, second)
+    words = " ".join(
+        filter(
+            None,
+            [
+                f"{names[0]} with its own metric and with that of {names[1]}.",
+                _served(first, second, position),
+                _note(first, second),
+            ],
+        )
+    )
     if found.pictures is not None:
-        return answers.pictures_figure(found.pictures, found.names, found.loss, made)
+        seen = first.example.seen
+        assert isinstance(seen, np.ndarray)  # an image model's example
+        return answers.pictures_figure(seen, found.pictures, found.loss, words, made)
     if found.nats is not None:
-        return answers.nats_figure(found.nats, found.names, first.example.labels, found.loss, made)
+        return answers.nats_figure(found.nats, first.example.labels, found.loss, words, made)
     assert found.probabilities is not None
     data = first.run.config.data
     classes = data.class_names or tuple(f"class {k}" for k in range(data.n_classes))
-    return answers.probabilities_figure(found.probabilities, found.names, classes, found.loss, made)
+    return answers.probabilities_figure(found.probabilities, classes, found.loss, words, made)
+
+
+def _served(first: Subject, second: Subject, position: int) -> str:
+    """Say which of the donor's metrics serves where."""
+    mine, theirs = first.inspection.stride, second.inspection.stride
+    if mine and theirs:
+        return "Each query takes the metric that served the same query of the other."
+    if mine:
+        return "The other's one metric serves every query."
+    if theirs:
+        last = len(second.inspection.position_labels)
+        return f"This model uses one metric: the other's of position {position % last}."
+    return ""
+
+
+def same_heads(first: Subject, second: Subject) -> None:
+    """Refuse two models whose metrics cannot be laid over each other.
+
+    Raises
+    ------
+    InputError
+        If their widths or numbers of heads differ.
+    """
+    pair = [(one.n_heads, one.run.config.model.d_model) for one in (first, second)]
+    if pair[0] != pair[1]:
+        words = [f"{h} heads in width {d}" for h, d in pair]
+        raise InputError(
+            f"the metrics have {words[0]} and {words[1]}: their entries, subspaces and transplants "
+            "cannot be compared; their spectra can"
+        )
+
+
+def _metrics(
+    first: Subject, second: Subject, layer: int, other: int | None, position: int
+) -> tuple[Array, Array]:
+    layers = _layers(first, second, layer, other)
+    return first.serving(layers[0], position), second.serving(layers[1], position)
+
+
+def _layers(first: Subject, second: Subject, layer: int, other: int | None) -> tuple[int, int]:
+    """The layer of each side, 0 where one metric serves all."""
+    wanted = (layer, layer if other is None else other)
+    several = [len(one.source_names) > 1 for one in (first, second)]
+    return wanted[0] * several[0], wanted[1] * several[1]
+
+
+def _trained_apart(first: Subject, second: Subject) -> bool:
+    # A run may have been opened twice: its folder tells.
+    return first.run.path.resolve() != second.run.path.resolve()
+
+
+def _note(first: Subject, second: Subject) -> str:
+    return TRAINED_APART if _trained_apart(first, second) else ""
