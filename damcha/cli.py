@@ -304,7 +304,7 @@ def atlas(
 
 
 @main.command()
-@click.option("--repeats", default=7, show_default=True, type=click.IntRange(3, 1000))
+@click.option("--repeats", default=15, show_default=True, type=click.IntRange(3, 1000))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option("--out", type=click.Path(path_type=Path), help="Write the numbers as JSON, too.")

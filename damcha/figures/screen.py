@@ -73,7 +73,7 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
     bars = 92 * len(shared)
     left = 64 if any(panel.y_label or panel.y_ticks for panel in figure.panels) else 12
     left = max(left, *(7 * longest_tick(panel) + 24 for panel in figure.panels))
-    left += 24 * any(panel.row_title for panel in figure.panels)
+    left += 44 * any(panel.row_title for panel in figure.panels)
     inner = room - left - bars - 8
     gap_x = 0.0 if n_columns == 1 else 14 if not labelled(figure.panels) else 80
     gap_y = 30 if not labelled(figure.panels) else 84
@@ -170,7 +170,7 @@ def to_plotly(figure: Figure, dark: bool = False, room: int = WIDTH) -> go.Figur
                     note
                     | {"text": _wrapped(panel.row_title, heights[r] / 7), "x": across[0]}
                     | {"y": sum(down) / 2}
-                    | {"textangle": -90, "xanchor": "right", "xshift": 26 - left}
+                    | {"textangle": -90, "xanchor": "left", "xshift": 2 - left}
                     | {"font": {"size": 13, "color": theme.text}}
                 )
         y_top = y_bottom - gap_y / total
