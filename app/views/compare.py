@@ -26,6 +26,16 @@ KINDS = {
     "upload": "Upload",
     "text": "Write",
 }
+LABELS = {
+    "frobenius": "Frobenius",
+    "relative": "Relative Frobenius",
+    "cosine": "Cosine",
+    "bures_wasserstein": "Bures–Wasserstein",
+    "affine_invariant": "Affine-invariant",
+    "log_euclidean": "Log-Euclidean",
+    "kept": "Kept of A, of B",
+    "not_positive": "Not positive in A, in B",
+}
 STAND_INS = {"leave_out": "Leave out", "raise": "Raise to 1/100", "absolute": "Absolute values"}
 SIDES = {"query": "Queries", "key": "Keys"}
 
@@ -138,25 +148,26 @@ def other_input(samples: dict[str, Path]) -> Given | None:
 
 def beside(subject: Subject, other: Subject, names: tuple[str, str]) -> None:
     """Both inputs, small, with their names."""
-    columns = st.columns([1, 5, 1, 5], gap="small", vertical_alignment="center")
+    columns = st.columns(2, gap="medium")
     for k, (side, one) in enumerate(zip("AB", (subject, other), strict=True)):
-        seen = one.example.seen
+        seen, original = one.example.seen, one.example.original
         words = f"**{side}**  {widgets.plain(names[k])}"
         if isinstance(seen, tuple):
-            columns[2 * k].markdown(f"**{side}**")
-            text = "".join(seen)
+            text = getattr(original, "text", "")
             short = text if len(text) <= 160 else f"{text[:159]}…"
-            words = f"{widgets.plain(names[k])}  \n{widgets.plain(short)}"
+            columns[k].caption(f"{words}  \n{widgets.plain(short)}")
         else:
-            columns[2 * k].image(widgets.with_grid(seen, 0, 96), width=72)
-        columns[2 * k + 1].caption(words)
+            picture, name = columns[k].columns([1, 5], gap="small", vertical_alignment="center")
+            picture.image(widgets.with_grid(seen, 0, 96), width=72)
+            name.caption(words)
 
 
 def position(subject: Subject, other: Subject) -> int:
     """Draw the picker of the position along the input, for both sides; the one chosen."""
-    several = [one for one in (subject, other) if len(one.inspection.position_labels) > 1]
-    if not several:
-        return -1
+    strides = (subject.inspection.stride, other.inspection.stride)
+    if not any(strides) or (session().compare_part == "transplant" and all(strides)):
+        return -1  # a transplant of one causal metric for another takes every position
+    several = [one for one in (subject, other) if one.inspection.stride]
     served = min((widgets.served(one) for one in several), key=len)
     last = len(served) - 1
     if last == 0:
@@ -218,8 +229,7 @@ def distances(found: Distances) -> None:
             text = f"{value[0]} and {value[1]}"
         else:
             text = number(value) if value == value else "none"
-        label = name.replace("_", " ").capitalize()
-        columns[k % 4].markdown(f"{label}  \n**{widgets.plain(text)}**", help=words)
+        columns[k % 4].markdown(f"{LABELS[name]}  \n**{widgets.plain(text)}**", help=words)
 
 
 def angles(subject: Subject, other: Subject, place: int) -> None:
@@ -262,9 +272,11 @@ def transplant(subject: Subject, other: Subject, place: int) -> None:
             result = cache.swap(first, donor, layer, place)
             figure = comparison.transplanted(first, donor, layer, place, result)
             widgets.show(figure, f"transplant-{k}", 1000)
-            for title, text in zip(result.names, result.continuations, strict=False):
-                st.caption(f"Continued with {widgets.plain(title)}")
-                st.code(text or " ", language=None, wrap_lines=True)
+            if result.continuations:
+                texts = zip(st.columns(2), result.names, result.continuations, strict=True)
+                for column, title, text in texts:
+                    column.caption(f"Continued with {widgets.plain(title)}")
+                    column.code(text or " ", language=None, wrap_lines=True)
 
 
 page()

@@ -23,9 +23,8 @@ View = Literal[
     "full", "head_metrics", "symmetric", "antisymmetric", "diagonal", "off_diagonal", "blocks"
 ]
 TRAINED_APART = (
-    "The runs were trained apart: channel k of one need not mean what channel k of the other does, "
-    "so entries and directions agree only as far as both started alike; spectra do not depend on "
-    "that."
+    "The runs were trained apart: channel k of one need not mean what channel k of the other does. "
+    "Only spectra do not depend on that."
 )
 
 
