@@ -215,6 +215,11 @@ class Run:
         found: npt.NDArray[np.float32] = mean.float().numpy()
         return found
 
+    @property
+    def data_folder(self) -> Path:
+        """Where the held-out data of this run lie, if they came with it."""
+        return self.path.parent / DATA / self.config.data.dataset
+
     def evaluation_set(
         self, root: str | Path | None = None, n: int = 512, split: Split = "test"
     ) -> EvaluationSet:
@@ -234,7 +239,7 @@ class Run:
         """
         data = self.config.data
         if root is None:
-            root = self.path.parent / DATA / data.dataset
+            root = self.data_folder
             if not root.is_dir():
                 raise InputError(
                     f"run '{self.name}' has no held-out data at {DATA}/{data.dataset} beside it; "

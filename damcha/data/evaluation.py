@@ -44,6 +44,8 @@ class EvaluationSet:
     """Bytes of a piece of text."""
     digest: str
     """SHA-256 of the examples and their labels."""
+    root: str = ""
+    """Where the data lie."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -125,4 +127,5 @@ def evaluation_set(
         places=places,
         seq_len=config.seq_len,
         digest=digest.hexdigest(),
+        root=str(root),
     )

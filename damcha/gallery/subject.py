@@ -6,6 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,9 @@ def set_provenance(
     snapshot: Snapshot, data: EvaluationSet, kind: str, settings: Mapping[str, Any]
 ) -> Provenance:
     """The same for a figure of one snapshot and many held-out inputs."""
+    of = ["--n", str(len(data))]
+    if data.root and Path(data.root) != snapshot.run.data_folder:
+        of += ["--data", data.root]
     return Provenance(
         run=snapshot.run.name,
         epoch=snapshot.epoch,
@@ -182,7 +186,7 @@ def set_provenance(
         input_name=data.name,
         settings=dict(settings),
         version=__version__,
-        command=command(kind, snapshot_words(snapshot), ["--n", str(len(data))], settings),
+        command=command(kind, snapshot_words(snapshot), of, settings),
     )
 
 

@@ -133,6 +133,25 @@ class TestAttentionOverInput:
         assert np.isnan(flat[4:]).all()  # the future, and the last patch, which nobody reads
 
 
+class TestHeldOut:
+    def test_the_command_names_data_that_lie_elsewhere(self, image_run, tmp_path):
+        from pathlib import Path
+
+        from damcha.gallery.subject import set_provenance
+
+        shipped = Path(__file__).resolve().parents[2] / "checkpoints"
+        run = open_run(shipped / "fashion-damcha")
+        snapshot = gallery.open_snapshot(run, None, "cpu")
+        assert (
+            "--data" not in set_provenance(snapshot, run.evaluation_set(n=3), "atlas", {}).command
+        )
+        (tmp_path / "fashion_mnist").symlink_to(shipped / "data" / "fashion_mnist")
+        moved = run.evaluation_set(tmp_path / "fashion_mnist", 3)
+        found = shlex.split(set_provenance(snapshot, moved, "atlas", {}).command)
+        assert found[found.index("--data") + 1] == str(tmp_path / "fashion_mnist")
+        assert found[found.index("--n") + 1] == "3"
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("kind", "options", "message"),
