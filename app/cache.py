@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from damcha.analysis.ablation import Ablation
-    from damcha.analysis.atlas import Atlas, Probe
+    from damcha.analysis.atlas import Atlas
     from damcha.analysis.contributions import Contributions
     from damcha.analysis.geometry import Geometry
+    from damcha.analysis.probes import Probe
     from damcha.analysis.runs import Cost
     from damcha.checkpoint.run import Run
     from damcha.data.evaluation import EvaluationSet
@@ -229,7 +230,7 @@ def embedded(key: tuple[Any, ...], method: Any, _features: np.ndarray) -> tuple[
 @st.cache_data(max_entries=16, show_spinner=False)
 def probed(key: tuple[Any, ...], feature: Any, _atlas: Atlas) -> tuple[tuple[Probe, ...], str]:
     """Return how well classes can be read from metrics."""
-    from damcha.analysis.atlas import probes
+    from damcha.analysis.probes import probes
 
     return probes(_atlas, feature)
 

@@ -133,8 +133,8 @@ class Session:
     atlas_statistic: str = "norm"
     atlas_order: Any = None
     """Which held-out input each drawn point is."""
-    atlas_open: int | None = None
-    """The one that was clicked."""
+    atlas_open: bool = False
+    """Whether an input was just taken there, to be opened in Inspect."""
     runs_chosen: tuple[str, ...] = ()
     runs_log: bool = False
     board: list[Collected] = field(default_factory=list)

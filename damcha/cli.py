@@ -254,7 +254,11 @@ def ablate(
 @_snapshot_options
 @click.option("--layer", default=0, help="Layer, where the stack does not share its metric.")
 @click.option("--position", default=-1, help="Which refresh of a causal metric [the last].")
-@click.option("--out", type=click.Path(path_type=Path), help="Write all numbers to a .npz.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write all numbers to a .npz; M of input k is metric[k] @ metric_basis.",
+)
 def atlas(
     run_path: Path,
     epoch: int | None,
@@ -271,8 +275,10 @@ def atlas(
     import numpy as np
 
     from damcha import gallery
-    from damcha.analysis.atlas import probes, survey
+    from damcha.analysis.atlas import survey
+    from damcha.analysis.probes import probes
     from damcha.checkpoint import atomic_write, open_run
+    from damcha.errors import InputError
 
     run = open_run(run_path)
     examples = run.evaluation_set(data, n)
@@ -283,7 +289,10 @@ def atlas(
     if found.is_constant:
         click.echo("every input has the same metric: there is no map, and nothing to read from it")
     elif found.labels is not None:
-        rows, note = probes(found, "head_metrics")
+        try:
+            rows, note = probes(found, "head_metrics")
+        except InputError as error:  # too few of a class: the numbers are still to be written
+            rows, note = (), str(error)
         click.echo(f"the class, read from R or from f_θ's input: {note}")
         for row in rows:
             click.echo(f"  {row.name:<16} {row.accuracy:6.1%} ± {row.spread:.1%}")
@@ -291,6 +300,7 @@ def atlas(
         buffer = io.BytesIO()
         arrays = {
             **found.features,
+            **{f"{name}_basis": rows for name, rows in found.basis.items()},
             **found.statistics,
             "mean": found.mean,
             "variance": found.variance,

@@ -11,8 +11,7 @@ from PIL import Image
 
 from app import cache, state, widgets
 from app.state import session
-from damcha.analysis.atlas import FEATURES, MAPS, STATISTICS, Atlas, nearest, survey
-from damcha.analysis.geometry import blocks, head_metrics
+from damcha.analysis.atlas import FEATURES, MAPS, STATISTICS, Atlas, nearest, project, survey
 from damcha.data.evaluation import EvaluationSet
 from damcha.errors import InputError
 from damcha.figures.style import number
@@ -21,6 +20,7 @@ from damcha.gallery import Snapshot, Subject, atlas
 PARTS = {
     "map": "Map",
     "moments": "Mean and variance",
+    "components": "Principal components",
     "neighbours": "Neighbours of this input",
     "probes": "What can be read from it",
     "relation": "Loss against a number",
@@ -70,6 +70,9 @@ def shown(
 ) -> None:
     """One way to look at the survey."""
     s = session()
+    if s.atlas_open:
+        s.atlas_open = False
+        st.switch_page("views/inspect.py")
     st.markdown(
         f"Adaptivity **{number(found.adaptivity)}**",
         help="Between-input variance of M over its mean squared norm: 0 where every input has the "
@@ -92,6 +95,8 @@ def shown(
             )
         elif s.atlas_part == "moments":
             widgets.show(atlas.moments(snapshot, data, **options), "moments", 1150)
+        elif s.atlas_part == "components":
+            widgets.show(atlas.principal(snapshot, data, **options), "components", 1150)
         elif s.atlas_part == "relation":
             names = [name for name in STATISTICS if name != "loss"]
             key_ = state.bind("atlas_statistic", names)
@@ -118,12 +123,7 @@ def chart(
     s = session()
     columns = st.columns(3, gap="medium")
     with columns[0]:
-        st.selectbox(
-            "Of",
-            list(FEATURES),
-            key=state.bind("atlas_feature", list(FEATURES)),
-            format_func=FEATURES.__getitem__,
-        )
+        choose_feature()
     with columns[1]:
         st.selectbox(
             "Map",
@@ -147,25 +147,36 @@ def chart(
     )
     s.atlas_order = figure.arrays["order"]
     widgets.show(figure, "atlas", 860, on_click=lambda chart: open_point(chart, data))
-    if s.atlas_open is not None:
-        k, s.atlas_open = s.atlas_open, None
-        opens(data, k)
     st.caption("Each point is an input; click one to open it in Inspect.")
 
 
+def choose_feature() -> None:
+    """What of the metric is compared."""
+    st.selectbox(
+        "Of",
+        list(FEATURES),
+        key=state.bind("atlas_feature", list(FEATURES)),
+        format_func=FEATURES.__getitem__,
+        width=300,
+    )
+
+
 def open_point(chart: str, data: EvaluationSet) -> None:
-    """Remember which input was clicked."""
+    """Take the input that was clicked."""
     s = session()
     point = state.clicked(chart)
     if point is not None and s.atlas_order is not None and point[0] < len(s.atlas_order):
-        s.atlas_open = int(s.atlas_order[point[0]])
+        take(data, int(s.atlas_order[point[0]]))
 
 
-def opens(data: EvaluationSet, k: int) -> None:
-    """Open a held-out input in Inspect."""
+def take(data: EvaluationSet, k: int) -> None:
+    """Make a held-out input the current one, to be opened in Inspect.
+
+    Only a callback may: it runs before the sidebar's widgets, which it sets, are drawn.
+    """
     content, is_text = original(data, k)
     state.open_input(f"held-out {data.places[k]}.png", content, is_text)
-    st.switch_page("views/inspect.py")
+    session().atlas_open = True
 
 
 def original(data: EvaluationSet, k: int) -> tuple[bytes, bool]:
@@ -181,6 +192,7 @@ def original(data: EvaluationSet, k: int) -> tuple[bytes, bool]:
 def read(found: Atlas, key: tuple[Any, ...]) -> None:
     """What the class can be read from."""
     s = session()
+    choose_feature()
     try:
         with st.spinner("Cross-validating", show_time=True):
             rows, note = cache.probed(key, s.atlas_feature, found)
@@ -196,25 +208,21 @@ def read(found: Atlas, key: tuple[Any, ...]) -> None:
     lines += [f"| {row.name} | {row.accuracy:.1%} | {row.spread:.1%} |" for row in rows]
     st.markdown("\n".join(lines))
     st.caption(
-        f"{note} The metric is computed from the context (the mean embedding), so it can tell no "
-        "more than that does."
+        f"{note} The metric is computed from the context (the mean embedding): it holds no more "
+        "about the class, though a probe may read it more easily."
     )
 
 
 def neighbours(subject: Subject, data: EvaluationSet, found: Atlas) -> None:
     """The held-out inputs whose metric is closest to this one's."""
     s = session()
-    metric = subject.metric(s.layer, s.position).astype(np.float32)
-    heads = subject.n_heads
-    own = {
-        "head_metrics": head_metrics(metric, heads).ravel(),
-        "metric": metric.ravel(),
-        "blocks": np.linalg.norm(blocks(metric, heads), axis=(-2, -1)).ravel(),
-    }[s.atlas_feature]
-    if s.atlas_feature in found.projected:
-        st.info("With so many inputs only projected features are kept; choose fewer inputs.")
-        return
+    choose_feature()
+    metric = subject.metric(s.layer, s.position)
+    own = project(found, s.atlas_feature, metric, subject.n_heads)
     order, gaps = nearest(found.features[s.atlas_feature], own, 8)
+    st.caption(
+        "Held-out inputs by the Euclidean distance of their metric to this input's, nearest first."
+    )
     columns = st.columns(4)
     for k, (index, gap) in enumerate(zip(order, gaps, strict=True)):
         with columns[k % 4]:
@@ -228,8 +236,7 @@ def neighbours(subject: Subject, data: EvaluationSet, found: Atlas) -> None:
             else:
                 pixels = np.asarray(data.original(int(index)))
                 st.image(widgets.with_grid(pixels, 0, 160), widgets.plain(words))
-            if st.button("Open", key=f"open-{k}"):
-                opens(data, int(index))
+            st.button("Open", key=f"open-{k}", on_click=take, args=(data, int(index)))
 
 
 page()

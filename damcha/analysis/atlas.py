@@ -1,9 +1,13 @@
-"""The metrics of many inputs at once: how they vary, how they lie, what can be read from them.
+"""The metrics of many inputs at once: how they vary and how they lie.
 
 Inputs are streamed; kept are the moments of M, a few numbers an input, and features for maps and
-probes: M, R or block norms at one position. Features of more than MOST numbers in all are projected
-to fewer dimensions by a seeded Gaussian matrix, which keeps distances (Johnson & Lindenstrauss
-1984) and bounds the memory whatever the number of inputs; `projected` says so.
+probes: M, R or block norms at one position.
+
+An unconstrained f_θ ends in an affine layer, so the metrics of a run lie in w + 1 dimensions, w the
+width of its last hidden layer. M and R are therefore kept as coordinates in an orthonormal basis
+that grows with the stream until nothing is left over: distances, PCA and probes are those of the
+whole matrices, and N inputs take N·(w + 1) numbers instead of N·d². The basis stops growing at MOST
+numbers; what then lies outside it is counted in `lost`, never dropped unsaid.
 """
 
 from __future__ import annotations
@@ -41,7 +45,11 @@ STATISTICS = {
     "effective_rank": "Directions that M uses, by the entropy of its singular values",
 }
 MOST = 2**24
-"""Numbers of one kind of feature that are kept (64 MB)."""
+"""Numbers in the basis of one feature (64 MB), and about so many in its coordinates."""
+FEWEST_DIMENSIONS = 64
+"""A basis may have so many directions however wide the metric and however many the inputs."""
+ROUNDING = 1e-6
+"""What is left of a batch of float32 metrics below this part of its norm is no new direction."""
 MOST_MDS = 1000
 """MDS needs every pairwise distance and many passes over them."""
 
@@ -51,6 +59,11 @@ class Atlas:
     """What is kept of the metrics of N inputs."""
 
     features: Mapping[str, Float[np.ndarray, "inputs dims"]]
+    """Coordinates of M and R in their bases; the block norms themselves."""
+    basis: Mapping[str, Float[np.ndarray, "dims size"]]
+    """Orthonormal rows: features["metric"] @ basis["metric"] are the metrics, [N, d²]."""
+    lost: Mapping[str, float]
+    """Part of the squared norm of M and R that lies outside the basis: 0 to rounding, if exact."""
     context: Float[np.ndarray, "inputs d"] | None
     """What f_θ was given; None for a static metric."""
     statistics: Mapping[str, Float[np.ndarray, " inputs"]]
@@ -60,8 +73,6 @@ class Atlas:
     variance: Float[np.ndarray, "d d"]
     adaptivity: float
     """Between-input variance over mean squared norm: Σ variance / E‖M‖²."""
-    projected: tuple[str, ...]
-    """Features that were projected to fewer dimensions."""
 
     @property
     def is_constant(self) -> bool:
@@ -69,14 +80,44 @@ class Atlas:
         return self.adaptivity < 1e-12
 
 
-@dataclass(frozen=True)
-class Probe:
-    """How well the class can be read from something, by cross-validation."""
+@dataclass(frozen=True, eq=False)
+class Components:
+    """Principal components of the metrics of many inputs."""
 
-    name: str
-    accuracy: float
-    spread: float
-    """Standard deviation over folds."""
+    shares: Float[np.ndarray, " components"]
+    """Part of the variance between inputs along each, largest first."""
+    metrics: Float[np.ndarray, "few d d"]
+    """The first of them as metrics of Frobenius norm 1; the sign means nothing."""
+
+
+class _Basis:
+    """Orthonormal directions of a stream of vectors, found as they come (block Gram-Schmidt)."""
+
+    def __init__(self, size: int, n: int) -> None:
+        self.most = min(size, max(FEWEST_DIMENSIONS, MOST // max(size, n)))
+        self.rows = torch.zeros(0, size, dtype=torch.float64)
+        self.left_out = self.power = 0.0
+
+    def coordinates(self, values: torch.Tensor) -> torch.Tensor:
+        """Extend the basis by what `values`, [B, size], have outside it; their coordinates."""
+        values = values.double()
+        norm = float(values.norm())
+        rest = values - values @ self.rows.T @ self.rows
+        room = self.most - len(self.rows)
+        if room and float(rest.norm()) > ROUNDING * norm:
+            _, sigma, new = torch.linalg.svd(rest, full_matrices=False)
+            new = new[: min(room, int((sigma > ROUNDING * norm).sum()))]
+            # Once more: the first subtraction leaves rounding of the size of `values`, not `rest`.
+            new = torch.linalg.qr((new - new @ self.rows.T @ self.rows).T).Q.T
+            self.rows = torch.cat([self.rows, new])
+        found = values @ self.rows.T
+        self.power += norm**2
+        self.left_out += max(0.0, norm**2 - float(found.square().sum()))
+        return found
+
+    @property
+    def lost(self) -> float:
+        return self.left_out / self.power if self.power else 0.0
 
 
 @torch.no_grad()
@@ -94,14 +135,8 @@ def survey(
     h, d, n = config.n_heads, config.d_model, len(data)
     e = d // h
     device = next(model.parameters()).device
-    dims = {"head_metrics": h * e * e, "metric": d * d, "blocks": h * h}
-    generator = torch.Generator().manual_seed(0)
-    projections = {}
-    for name, size in dims.items():
-        room = max(2, MOST // n)
-        if size > room:
-            projections[name] = torch.randn(size, room, generator=generator) / room**0.5
-    kept: dict[str, list[torch.Tensor]] = {name: [] for name in (*dims, "context", *STATISTICS)}
+    bases = {"head_metrics": _Basis(h * e * e, n), "metric": _Basis(d * d, n)}
+    kept: dict[str, list[torch.Tensor]] = {name: [] for name in (*FEATURES, "context", *STATISTICS)}
     total = torch.zeros(d, d, dtype=torch.float64)
     squares = torch.zeros(d, d, dtype=torch.float64)
     done = 0
@@ -116,7 +151,7 @@ def survey(
             "blocks": blocks(metric, h).flatten(-2).norm(dim=-1).flatten(1),
         }
         for name, values in found.items():
-            kept[name].append(values @ projections[name] if name in projections else values)
+            kept[name].append(bases[name].coordinates(values) if name in bases else values)
         if context is not None:
             kept["context"].append(context)
         own = found["blocks"].unflatten(1, (h, h)).diagonal(dim1=1, dim2=2).square().sum(1)
@@ -129,19 +164,20 @@ def survey(
         total += wide.sum(0)
         squares += wide.square().sum(0)
         done += len(inputs)
-    arrays = {name: _array(torch.cat(parts)) for name, parts in kept.items() if parts}
+    arrays = {name: _array(_stacked(parts)) for name, parts in kept.items() if parts}
     mean = (total / n).numpy()
     variance = (squares / n - (total / n) ** 2).clamp(min=0).numpy()
     power = float(squares.sum() / n)
     yield Atlas(
-        features={name: arrays[name] for name in dims},
+        features={name: arrays[name] for name in FEATURES},
+        basis={name: _array(basis.rows) for name, basis in bases.items()},
+        lost={name: basis.lost for name, basis in bases.items()},
         context=arrays.get("context"),
         statistics={name: arrays[name] for name in STATISTICS},
         labels=data.labels,
         mean=mean,
         variance=variance,
         adaptivity=float(variance.sum()) / power if power else 0.0,
-        projected=tuple(projections),
     )
 
 
@@ -167,6 +203,14 @@ def _captured(
     return metric, context
 
 
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    """All batches; coordinates of early ones are 0 along directions that came later."""
+    if parts[0].ndim == 1:
+        return torch.cat(parts)
+    width = parts[-1].shape[1]
+    return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[1])) for p in parts])
+
+
 def _effective_rank(metric: torch.Tensor) -> torch.Tensor:
     """Exp of the entropy of the normalised singular values, [B]; NaN for wide metrics (slow)."""
     if metric.shape[-1] > 256:
@@ -176,7 +220,7 @@ def _effective_rank(metric: torch.Tensor) -> torch.Tensor:
     return torch.special.entr(share).sum(-1).exp()
 
 
-# ---------------------------------------------------------------- maps, probes, neighbours
+# ------------------------------------------------------------ maps, components, neighbours
 
 
 def embed(
@@ -194,11 +238,7 @@ def embed(
     n = len(features)
     if n < 3:
         raise InputError(f"a map needs at least 3 inputs, not {n}")
-    spread = float(np.ptp(features, axis=0).max())
-    if spread <= 1e-9 * max(1.0, float(np.abs(features).max())):
-        raise InputError(
-            "every input has the same metric, so there is no map to draw: it is one point"
-        )
+    _refuse_constant(features)
     from sklearn.decomposition import PCA
 
     pca = PCA(min(50, n - 1, features.shape[1]), random_state=seed)
@@ -217,77 +257,78 @@ def embed(
         return scaled, "Metric MDS of Euclidean distances."
     from sklearn.manifold import TSNE
 
-    # Rows that are all the same would kill the process inside scikit-learn: refused above.
     perplexity = float(min(30, (n - 1) / 3))
     placed = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
     said = f"t-SNE of {reduced.shape[1]} principal components, perplexity {perplexity:.3g}"
     return placed, said + (" (capped: there are few inputs)." if perplexity < 30 else ".")
 
 
-def probes(
-    atlas: Atlas, feature: Feature, seed: int = 0, folds: int = 5
-) -> tuple[tuple[Probe, ...], str]:
-    """Read the class from the metric alone, and from f_θ's own input; also a note.
+def components(atlas: Atlas, few: int = 3) -> Components:
+    """Principal components of M over the inputs: their shares, and the first few as metrics.
 
-    Stratified cross-validation of a k-nearest-neighbour and of a linear classifier on principal
-    components. The metric is a function of the context: what the context tells is a ceiling.
+    PCA of the coordinates, taken back through the orthonormal basis, is PCA of the metrics.
 
     Raises
     ------
     InputError
-        If there are no classes, or too few inputs of one.
+        If there are fewer than 3 inputs, or all have the same metric.
     """
-    if atlas.labels is None:
-        raise InputError("text has no classes to read from the metric")
-    rare = set(np.flatnonzero(np.bincount(atlas.labels) < 2).tolist())
-    keep = np.array([label not in rare for label in atlas.labels])
-    labels = atlas.labels[keep]
-    if len(np.unique(labels)) < 2:
-        raise InputError("probes need at least two classes with two inputs each")
-    folds = int(min(folds, np.bincount(labels)[np.unique(labels)].min()))
-    from sklearn.dummy import DummyClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
-    from sklearn.neighbors import KNeighborsClassifier
-
-    split = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    smallest = len(labels) - -(-len(labels) // folds)
-    knn = KNeighborsClassifier(min(10, smallest))
-    linear = LogisticRegression(max_iter=1000)
-    found = [_probe("Chance", DummyClassifier(), np.zeros((len(labels), 1)), labels, split)]
-    sources = [("metric", atlas.features[feature][keep])]
-    if atlas.context is not None:
-        sources.append(("context", atlas.context[keep]))
-    for name, values in sources:
-        values = _compact(values)
-        for what, classifier in (("k-NN", knn), ("linear", linear)):
-            found.append(_probe(f"{what}, {name}", classifier, values, labels, split))
-    note = f"{folds}-fold stratified cross-validation on {len(labels):,} inputs."
-    return tuple(found), note + (" Classes with one input are left out." if rare & set(
-        atlas.labels.tolist()) else "")  # fmt: skip
-
-
-def _compact(values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """At most 64 principal components: what a low-dimensional generator can vary."""
+    features, basis = atlas.features["metric"].astype(np.float64), atlas.basis["metric"]
+    if len(features) < 3:
+        raise InputError(f"principal components need at least 3 inputs, not {len(features)}")
+    _refuse_constant(features)
     from sklearn.decomposition import PCA
 
-    if np.ptp(values, axis=0).max() == 0:
-        return np.zeros((len(values), 1))
-    size = min(64, len(values) - 1, values.shape[1])
-    reduced: NDArray[np.float64] = PCA(size, random_state=0).fit_transform(
-        values.astype(np.float64)
+    pca = PCA(min(50, len(features) - 1, features.shape[1]), random_state=0).fit(features)
+    d = len(atlas.mean)
+    return Components(
+        shares=_array(torch.from_numpy(pca.explained_variance_ratio_)),
+        metrics=_array(torch.from_numpy(pca.components_[:few] @ basis)).reshape(-1, d, d),
     )
-    # One unit for all: to scale each component by itself would raise the noise to the signal.
-    return reduced / reduced.std(0).max()
 
 
-def _probe(
-    name: str, classifier: Any, values: NDArray[Any], labels: NDArray[np.int64], split: Any
-) -> Probe:
-    from sklearn.model_selection import cross_val_score
+def project(
+    atlas: Atlas, feature: Feature, metric: Float[np.ndarray, "d d"], n_heads: int
+) -> Float[np.ndarray, " dims"]:
+    """Return the features of one more metric, in the coordinates of the atlas."""
+    one = torch.from_numpy(np.array(metric, np.float64))[None]
+    if feature == "blocks":
+        return _array(blocks(one, n_heads).flatten(-2).norm(dim=-1).flatten())
+    values = row_sum(one, n_heads) if feature == "head_metrics" else one
+    coordinates: NDArray[np.float32] = atlas.basis[feature] @ _array(values.flatten())
+    return coordinates
 
-    scores = cross_val_score(classifier, values, labels, cv=split)
-    return Probe(name, float(scores.mean()), float(scores.std()))
+
+def all_same(features: Float[np.ndarray, "inputs dims"]) -> bool:
+    """Whether every input has the same features, to the rounding of float32 metrics."""
+    spread = float(np.ptp(features, axis=0).max(initial=0.0))
+    return spread <= ROUNDING * float(np.abs(features).max(initial=0.0))
+
+
+def _refuse_constant(features: NDArray[Any]) -> None:
+    """t-SNE of identical rows kills the process inside scikit-learn; PCA of them is 0 / 0."""
+    if all_same(features):
+        raise InputError(
+            "every input has the same metric, so there is no map to draw: it is one point"
+        )
+
+
+def rank_correlation(
+    x: Float[np.ndarray, " inputs"], y: Float[np.ndarray, " inputs"]
+) -> tuple[float, float, float] | None:
+    """Spearman's ρ with a 95 % interval; None with fewer than 4 pairs, or where nothing varies.
+
+    tanh(artanh ρ ± 1.96 √((1 + ρ²/2) / (n − 3))), ties by average ranks (Bonett & Wright 2000,
+    doi:10.1007/BF02294183).
+    """
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    from scipy.stats import rankdata
+
+    rho = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+    z = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
+    half = 1.96 * float(np.sqrt((1 + rho**2 / 2) / (len(x) - 3)))
+    return rho, float(np.tanh(z - half)), float(np.tanh(z + half))
 
 
 def nearest(

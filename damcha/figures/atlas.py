@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from damcha.figures.metric import metric_figure, pool
 from damcha.figures.spec import (
     UNKNOWN,
     Array,
+    Bars,
     Figure,
     Heatmap,
     Panel,
@@ -21,6 +23,9 @@ from damcha.figures.spec import (
 )
 from damcha.figures.style import number
 from damcha.figures.words import sentence_instead
+
+MAX_SHARES = 8
+"""Components whose share of the variance is drawn."""
 
 
 def map_figure(
@@ -74,6 +79,7 @@ def moments_figure(
 ) -> Figure:
     """Draw the mean metric and the variance of each entry between inputs."""
     first = metric_figure(mean.astype(np.float32), n_heads).panels[0]
+    pooled = pool(variance, len(variance) // n_heads, 256)[1]
     sentence = sentence_instead(variance, "Variance")
     if sentence:
         second = Panel(Sentence(sentence), "variance")
@@ -100,25 +106,63 @@ def moments_figure(
         n_columns=2,
         title="Mean and variance of the metric",
         caption=f"Over {n:,} held-out inputs. Adaptivity, the variance over the mean squared norm: "
-        f"{number(adaptivity)}.",
+        f"{number(adaptivity)}."
+        + ("" if pooled == 1 else f" Each cell shows the largest of {pooled}×{pooled}."),
         provenance=provenance,
         arrays={"mean": mean, "variance": variance},
         column="double",
     )
 
 
-def relation_figure(
-    x: Array, y: Array, x_label: str, y_label: str, provenance: Provenance = UNKNOWN
+def components_figure(
+    shares: Array,
+    components: Array,
+    n_heads: int,
+    n: int,
+    note: str = "",
+    provenance: Provenance = UNKNOWN,
 ) -> Figure:
-    """Draw one number of each input against another, with Spearman's correlation."""
+    """Draw how much each principal component explains, and the first ones, [few, d, d]."""
+    drawn = min(MAX_SHARES, len(shares))
+    bars = Bars(tuple(f"component {k + 1}" for k in range(drawn)), 100 * shares[:drawn])
+    largest = float(np.abs(components).max())
+    panels = [Panel(bars, "variance", "% of the variance between inputs")]
+    for k, component in enumerate(components.astype(np.float32)):
+        panel = metric_figure(component, n_heads, limits=(-largest, largest)).panels[0]
+        panels.append(replace(panel, title=f"component {k + 1}: {shares[k]:.1%}"))
+    return Figure(
+        name="atlas-components",
+        panels=tuple(panels),
+        n_columns=2,
+        title="Principal components of the metric",
+        caption=f"Over {n:,} held-out inputs; the first {drawn} components hold "
+        f"{shares[:drawn].sum():.1%} of the variance. Components have Frobenius norm 1 and one "
+        f"scale; their sign means nothing.{note}",
+        provenance=provenance,
+        arrays={"shares": shares, "components": components},
+        column="double",
+    )
+
+
+def relation_figure(
+    x: Array,
+    y: Array,
+    x_label: str,
+    y_label: str,
+    correlation: tuple[float, float, float] | None,
+    provenance: Provenance = UNKNOWN,
+) -> Figure:
+    """Draw one number of each input against another, with (ρ, low, high), or None if unknown."""
     good = np.isfinite(x) & np.isfinite(y)
     if good.sum() < 3 or np.ptp(x[good]) == 0 or np.ptp(y[good]) == 0:
         mark: Scatter | Sentence = Sentence(f"{x_label} against {y_label}: nothing varies.")
         said = ""
     else:
         mark = Scatter((Series("inputs", x[good], y[good]),))
-        rho, low, high = spearman(x[good], y[good])
-        said = f" Spearman's ρ = {rho:.2f} [{low:.2f}, {high:.2f}], 95 %, Fisher's interval."
+        said = " Too few inputs for a correlation."
+        if correlation is not None:
+            rho, low, high = (f"{value:.2f}".replace("-", "−") for value in correlation)
+            said = f" Spearman's ρ = {rho}, 95 % interval [{low}, {high}]."
     return Figure(
         name="atlas-relation",
         panels=(Panel(mark, "", x_label, y_label),),
@@ -127,12 +171,3 @@ def relation_figure(
         provenance=provenance,
         arrays={"x": x, "y": y},
     )
-
-
-def spearman(x: Array, y: Array) -> tuple[float, float, float]:
-    """Rank correlation with a 95 % interval by Fisher's transformation (n > 3)."""
-    ranks = [np.argsort(np.argsort(v, kind="stable"), kind="stable").astype(float) for v in (x, y)]
-    rho = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    half = 1.96 / float(max(1, len(x) - 3)) ** 0.5
-    z = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
-    return rho, float(np.tanh(z - half)), float(np.tanh(z + half))

@@ -79,6 +79,7 @@ KINDS: dict[str, Kind] = {
     "contributions-compare": Kind(contributions.comparison, of="pair"),
     "atlas": Kind(atlas.chart, of="set"),
     "atlas-moments": Kind(atlas.moments, of="set"),
+    "atlas-components": Kind(atlas.principal, of="set"),
     "atlas-relation": Kind(atlas.relation, of="set"),
     "compare": Kind(comparison.side_by_side, of="pair"),
     "compare-spectra": Kind(comparison.spectra, of="pair"),

@@ -13,13 +13,20 @@ from damcha.analysis.atlas import (
     Atlas,
     Feature,
     Map,
+    components,
     embed,
+    rank_correlation,
     survey,
 )
 from damcha.analysis.progress import finished
 from damcha.data.evaluation import EvaluationSet
 from damcha.errors import InputError
-from damcha.figures.atlas import map_figure, moments_figure, relation_figure
+from damcha.figures.atlas import (
+    components_figure,
+    map_figure,
+    moments_figure,
+    relation_figure,
+)
 from damcha.figures.spec import Array, Figure
 from damcha.gallery.inspect import Layer, Position
 from damcha.gallery.subject import Snapshot, set_provenance
@@ -33,6 +40,17 @@ def _atlas(
     if result is not None:
         return result
     return finished(survey(snapshot.model, data, layer, position))
+
+
+def lost(found: Atlas, feature: Feature) -> str:
+    """Say how much of a feature its coordinates leave out, where that is more than rounding."""
+    part = found.lost.get(feature, 0.0)
+    if part < 1e-6:
+        return ""
+    return (
+        f" The metrics lie in more than the {len(found.basis[feature])} dimensions that are kept; "
+        f"{part:.2g} of their squared norm lies outside."
+    )
 
 
 def chart(
@@ -49,8 +67,7 @@ def chart(
     """A map of the inputs by their metrics."""
     found = _atlas(snapshot, data, layer, position, result)
     places, note = embed(found.features[feature], map) if placed is None else placed
-    if feature in found.projected:
-        note += " Features were projected to fewer dimensions."
+    note += lost(found, feature)
     settings = {
         "feature": feature,
         "map": map,
@@ -90,6 +107,26 @@ def moments(
     return moments_figure(found.mean, found.variance, heads, len(data), found.adaptivity, made)
 
 
+def principal(
+    snapshot: Snapshot,
+    data: EvaluationSet,
+    few: Annotated[int, "How many components to draw as metrics."] = 3,
+    layer: Layer = 0,
+    position: Position = -1,
+    result: Atlas | None = None,
+) -> Figure:
+    """Principal components of the metric over the inputs, and what each explains."""
+    if not 1 <= few <= 11:
+        raise InputError(f"few: {few} components do not fit a figure; use 1 to 11")
+    found = _atlas(snapshot, data, layer, position, result)
+    settings = {"few": few, "layer": layer, "position": position}
+    made = set_provenance(snapshot, data, "atlas-components", settings)
+    parts = components(found, few)
+    heads = snapshot.run.config.model.n_heads
+    words = lost(found, "metric")
+    return components_figure(parts.shares, parts.metrics, heads, len(data), words, made)
+
+
 def relation(
     snapshot: Snapshot,
     data: EvaluationSet,
@@ -105,4 +142,6 @@ def relation(
     settings = {"statistic": statistic, "layer": layer, "position": position}
     made = set_provenance(snapshot, data, "atlas-relation", settings)
     x, y = (np.asarray(found.statistics[name], np.float64) for name in (statistic, "loss"))
-    return relation_figure(x, y, STATISTICS[statistic], STATISTICS["loss"], made)
+    good = np.isfinite(x) & np.isfinite(y)
+    rho = rank_correlation(x[good], y[good])
+    return relation_figure(x, y, STATISTICS[statistic], STATISTICS["loss"], rho, made)

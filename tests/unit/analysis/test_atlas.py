@@ -4,9 +4,17 @@ import torch
 
 from damcha import tap
 from damcha.analysis import atlas as module
-from damcha.analysis.atlas import embed, nearest, probes, survey
+from damcha.analysis.atlas import (
+    components,
+    embed,
+    nearest,
+    project,
+    rank_correlation,
+    survey,
+)
 from damcha.analysis.epochs import adaptivity
 from damcha.analysis.geometry import describe, head_metrics
+from damcha.analysis.probes import probes
 from damcha.analysis.progress import Progress, finished
 from damcha.data.datasets import ImageData
 from damcha.data.evaluation import EvaluationSet
@@ -36,9 +44,13 @@ def test_everything_is_what_one_pass_gives(model, found):
     with torch.no_grad(), tap(model) as capture:
         loss = model.score(inputs, targets)["loss"]
     metrics = capture.records[0].metric[:, -2].numpy()
-    np.testing.assert_allclose(found.features["metric"], metrics.reshape(70, -1), atol=1e-5)
     heads = head_metrics(metrics, 2).reshape(70, -1)
-    np.testing.assert_allclose(found.features["head_metrics"], heads, atol=1e-5)
+    for name, whole in (("metric", metrics.reshape(70, -1)), ("head_metrics", heads)):
+        coordinates, basis = found.features[name], found.basis[name]
+        np.testing.assert_allclose(coordinates @ basis, whole, atol=1e-5)
+        np.testing.assert_allclose(basis @ basis.T, np.eye(len(basis)), atol=1e-6)
+        assert coordinates.shape == (70, 9)  # w = 8, and the bias
+        assert found.lost[name] < 1e-10
     for k in (0, 69):
         one = describe(metrics[k], 2)
         np.testing.assert_allclose(
@@ -58,14 +70,66 @@ def test_progress_is_told(model):
     assert steps[0].done == 0 and steps[-1].done < steps[-1].total == 70
 
 
-def test_the_memory_is_bounded_and_distances_survive(model, found, monkeypatch):
-    monkeypatch.setattr(module, "MOST", 70 * 96)
+def test_a_basis_grows_over_batches(model, found, monkeypatch):
+    monkeypatch.setattr(module, "MOST_NUMBERS", 4 * 8 * 16 * 16)  # batches of 4
+    slow = finished(survey(model, held_out(), 0, -2))
+    gaps = [np.linalg.norm(x.features["metric"][1:] - x.features["metric"][0], axis=1)
+            for x in (slow, found)]  # fmt: skip
+    np.testing.assert_allclose(*gaps, rtol=1e-4)
+    assert slow.features["metric"].shape == (70, 9)
+
+
+def test_the_memory_is_bounded_and_what_is_lost_is_said(model, found, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 0)
+    monkeypatch.setattr(module, "FEWEST_DIMENSIONS", 4)
     small = finished(survey(model, held_out(), 0, -2))
-    assert small.projected == ("head_metrics", "metric")
-    assert small.features["metric"].shape == (70, 96)
-    whole = np.linalg.norm(found.features["metric"][0] - found.features["metric"][1:], axis=1)
-    kept = np.linalg.norm(small.features["metric"][0] - small.features["metric"][1:], axis=1)
-    assert np.abs(kept / whole - 1).mean() < 0.15
+    assert small.features["metric"].shape == (70, 4)
+    whole = found.features["metric"] @ found.basis["metric"]
+    kept = small.features["metric"] @ small.basis["metric"]
+    lost = ((whole - kept) ** 2).sum() / (whole**2).sum()
+    assert 0 < small.lost["metric"] == pytest.approx(lost, rel=1e-3)
+
+
+def test_wide_metrics_and_long_streams_have_a_small_basis():
+    for size, n in ((512**2, 2000), (64**2, 10**6), (128**2, 10**4)):
+        most = module._Basis(size, n).most
+        assert 64 <= most and most * size <= 2**24 and most * n <= 2**26
+
+
+def test_components_are_those_of_the_metrics(model, found):
+    metrics = (found.features["metric"] @ found.basis["metric"]).astype(np.float64)
+    centred = metrics - metrics.mean(0)
+    _, sigma, rows = np.linalg.svd(centred, full_matrices=False)
+    parts = components(found)
+    np.testing.assert_allclose(parts.shares[:8], sigma[:8] ** 2 / (sigma**2).sum(), rtol=1e-3)
+    assert parts.metrics.shape == (3, 16, 16)
+    along = np.abs((parts.metrics.reshape(3, -1) * rows[:3]).sum(1))
+    np.testing.assert_allclose(along, 1, atol=1e-4)
+    with pytest.raises(InputError, match="at least 3 inputs, not 2"):
+        components(finished(survey(model, held_out(2))))
+
+
+@pytest.mark.parametrize("feature", ["metric", "head_metrics", "blocks"])
+def test_one_more_metric_in_the_same_coordinates(found, feature):
+    metric = (found.features["metric"][7] @ found.basis["metric"]).reshape(16, 16)
+    own = project(found, feature, metric, 2)
+    np.testing.assert_allclose(own, found.features[feature][7], atol=1e-5)
+
+
+def test_rank_correlation():
+    x = np.arange(40.0)
+    rho, low, high = rank_correlation(x, x**3)
+    assert rho == pytest.approx(1) and low > 0.99 and high <= 1
+    rng = np.random.default_rng(0)
+    rho, low, high = rank_correlation(rng.normal(size=400), rng.normal(size=400))
+    width = np.arctanh(high) - np.arctanh(low)
+    assert low < rho < high
+    assert width == pytest.approx(2 * 1.96 * ((1 + rho**2 / 2) / 397) ** 0.5)
+    # Ties take average ranks, as a table of ranks by hand gives: 1, 2.5, 2.5, 4.
+    rho, *_ = rank_correlation(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 3, 4]))
+    assert rho == pytest.approx(np.corrcoef([1, 2.5, 2.5, 4], [1, 2, 3, 4])[0, 1])
+    assert rank_correlation(x[:3], x[:3]) is None
+    assert rank_correlation(x, np.ones(40)) is None
 
 
 def test_static_metrics_are_constant(task_model):
@@ -75,6 +139,22 @@ def test_static_metrics_are_constant(task_model):
     for method in ("pca", "mds", "tsne"):
         with pytest.raises(InputError, match="every input has the same metric"):
             embed(found.features["metric"], method)
+    with pytest.raises(InputError, match="every input has the same metric"):
+        components(found)
+    assert found.features["metric"].shape == (70, 1)
+
+
+@pytest.mark.parametrize("method", ["pca", "mds", "tsne"])
+def test_rows_that_differ_by_rounding_only_make_no_map(method):
+    rows = 3 + 1e-7 * np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    with pytest.raises(InputError, match="every input has the same metric"):
+        embed(rows, method)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_very_few_inputs(model, n):
+    found = finished(survey(model, held_out(n)))
+    assert found.features["metric"].shape == (n, n) and np.isfinite(found.adaptivity)
 
 
 @pytest.mark.parametrize("method", ["pca", "mds", "tsne"])
@@ -126,6 +206,10 @@ def test_neighbours(found):
 def test_what_cannot_be_surveyed(task_model, model):
     with pytest.raises(InputError, match="'mha' has no cross-head metric to survey"):
         finished(survey(task_model(attention="mha").float(), held_out(3)))
+    sick = task_model().float()
+    next(sick.parameters()).data.fill_(float("nan"))
+    with pytest.raises(InputError, match="NaN or infinite values; choose another epoch"):
+        finished(survey(sick, held_out(3)))
     with pytest.raises(InputError, match="position: 9 is not one of 0 to 4"):
         finished(survey(model, held_out(3), 0, 9))
     with pytest.raises(InputError, match="layer: 1 is not one of 0 to 0"):
