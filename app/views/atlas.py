@@ -235,8 +235,8 @@ def neighbours(subject: Subject, data: EvaluationSet, found: Atlas) -> None:
                 st.caption(widgets.plain(words))
             else:
                 pixels = np.asarray(data.original(int(index)))
-                st.image(widgets.with_grid(pixels, 0, 160), widgets.plain(words))
-            st.button("Open", key=f"open-{k}", on_click=take, args=(data, int(index)))
+                st.image(widgets.with_grid(pixels, 0, 160), widgets.plain(words), width=160)
+            st.button("Open in Inspect", key=f"open-{k}", on_click=take, args=(data, int(index)))
 
 
 page()

@@ -91,7 +91,7 @@ def test_neighbours_are_the_nearest_and_open_in_inspect(shipped, found):
     own = project(found, "head_metrics", subject.metric(0, -1), 8)
     order, _ = nearest(found.features["head_metrics"], own)
     data = run.evaluation_set(n=500)
-    opened = [button for button in at.button if button.label == "Open"]
+    opened = [button for button in at.button if button.label == "Open in Inspect"]
     assert len(opened) == 8
     opened[0].click().run()
     assert not at.exception, at.exception
