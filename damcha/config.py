@@ -4,7 +4,8 @@ RunConfig
 ├── task       what is trained: one of TASKS
 ├── data       DataConfig    which data, cut how
 ├── model      ModelConfig   the transformer stack …
-│   └── metric MetricConfig  … and its cross-head metric (DAMCHA only)
+│   ├── metric MetricConfig  … its cross-head metric (DAMCHA only)
+│   └── mechanism MechanismConfig  … and options of the other attention mechanisms
 └── train      TrainConfig   budget, optimiser, snapshots
 
 A configuration is frozen and complete: it is saved as ``config.json`` in the run's folder and
@@ -48,7 +49,8 @@ class _Config(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-def _check_size(n_weights: int, field: str, remedy: str) -> None:
+def check_size(n_weights: int, field: str, remedy: str) -> None:
+    """Refuse a model of more than MAX_PARAMETERS weights, naming the field to lower."""
     if n_weights > MAX_PARAMETERS:
         raise ValueError(
             f"{field}: this model would have about {n_weights:,} weights, more than the "
@@ -111,11 +113,57 @@ class MetricConfig(_Config):
             raise ValueError("context_stride: a static metric has no context; leave it at 1")
         return self
 
+    def weights(self, d: int, h: int) -> int:
+        """A close count of the weights of one generator or constant, by formula."""
+        out = d * d if self.off_diagonal == "direct" else d * (d // h)
+        if self.rank is not None:
+            out = (2 if self.constraint == "low_rank" else 1) * d * self.rank
+        widths = (d, *self.hidden_dims, out)
+        layers = 0 if self.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
+        others = {"direct": 0, "linear_combination": h**3, "separate": d * d}[self.off_diagonal]
+        return layers + out + others + 2 * d * self.layer_bias_rank
+
+
+class MechanismConfig(_Config):
+    """Options of the mechanisms beside DAMCHA; each reads its own and ignores the rest."""
+
+    key_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """THA: heads of queries and keys before the first mixing; null for n_heads."""
+    value_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """THA: heads of the values, after the second mixing; null for n_heads."""
+    mix_bias: bool = False
+    """THA: biases in both mixings, as in CaiT (never given to a key that is masked)."""
+    qk_norm: bool = False
+    """DCMHA: RMS-normalised queries and keys, as in DCFormer."""
+    shared_width: Width | None = None
+    """ColMHA: the width of the queries and keys that all heads share; null for d_model."""
+    local_window: Annotated[int, Field(ge=1, le=65536)] = 8
+    """MMA: a local head sees the keys less than so many tokens away."""
+    n_experts: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """MoA: experts to choose from; null for 2·n_heads."""
+    top_k: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """MoA: experts that a token uses; null for n_heads."""
+    normalize_gates: bool = False
+    """MoA: whether the gates of the chosen experts are made to sum to 1."""
+    importance_loss: Annotated[float, Field(ge=0, le=100)] = 0.0
+    switch_loss: Annotated[float, Field(ge=0, le=100)] = 0.01
+    z_loss: Annotated[float, Field(ge=0, le=100)] = 0.001
+    """MoA: coefficients of the auxiliary losses, as in arXiv 2210.05144 §4."""
+    budget_hidden: Width = 16
+    """BudgetFormer: hidden width of the network that sets the budget."""
+    budget_loss: Annotated[float, Field(ge=0, le=100)] = 0.1
+    """BudgetFormer: coefficient of the hinge that keeps the budget within [0.1, 0.9]."""
+    entropy_loss: Annotated[float, Field(ge=0, le=100)] = 0.01
+    """BudgetFormer: coefficient of the entropy of the heads' relevance."""
+    pseudo_heads: Annotated[int, Field(ge=1, le=64)] = 2
+    """IHA: pseudo-heads P of each head."""
+
 
 class ModelConfig(_Config):
     """A transformer stack."""
 
-    attention: Literal["damcha", "mha"] = "damcha"
+    attention: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,49}$")] = "damcha"
+    """A name in ``damcha.attention.ATTENTIONS``; checked when the stack is built."""
     d_model: Width = 64
     n_heads: Annotated[int, Field(ge=1, le=1024)] = 8
     n_layers: Annotated[int, Field(ge=1, le=256)] = 4
@@ -124,7 +172,12 @@ class ModelConfig(_Config):
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     norm: Literal["pre", "post"] = "pre"
     causal: bool = True
+    residual: Literal["standard", "attention", "mhar"] = "standard"
+    """``attention``: each sublayer reads a learned mixture of all earlier outputs instead of their
+    sum; ``mhar``: with a mixture of its own in each of `residual_heads` slices of the width."""
+    residual_heads: Annotated[int, Field(ge=1, le=1024)] = 8
     metric: MetricConfig = MetricConfig(context="causal")
+    mechanism: MechanismConfig = MechanismConfig()
 
     @property
     def d_head(self) -> int:
@@ -155,26 +208,30 @@ class ModelConfig(_Config):
                 "context: a causal model whose metric pools the whole sequence (context='full') "
                 "leaks the future into every score; use context='causal'"
             )
-        _check_size(
+        if self.residual != "standard" and self.norm == "post":
+            raise ValueError(
+                f"residual: '{self.residual}' reads raw outputs of sublayers, which norm='post' "
+                "would normalise in place; use norm='pre'"
+            )
+        if self.residual == "mhar" and self.d_model % self.residual_heads:
+            raise ValueError(
+                f"residual_heads: d_model={self.d_model} is not divisible by "
+                f"residual_heads={self.residual_heads}"
+            )
+        check_size(
             self.parameter_bound(), "d_model", "lower d_model, hidden_dims, n_layers or d_ff"
         )
         return self
 
     def parameter_bound(self) -> int:
         """A close count of the stack's weights, by formula: nothing is allocated."""
-        d, h, metric = self.d_model, self.n_heads, self.metric
+        d, metric = self.d_model, self.metric
         feed_forward = 2 * d * self.d_ff
-        if self.attention == "mha":
+        if self.attention != "damcha":  # the mechanism's own count is checked when it is built
             return self.n_layers * (4 * d * d + feed_forward)
-        out = d * d if metric.off_diagonal == "direct" else d * self.d_head
-        if metric.rank is not None:
-            out = (2 if metric.constraint == "low_rank" else 1) * d * metric.rank
-        widths = (d, *metric.hidden_dims, out)
-        layers = 0 if metric.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
-        others = {"direct": 0, "linear_combination": h**3, "separate": d * d}[metric.off_diagonal]
-        generator = layers + out + others + 2 * d * metric.layer_bias_rank
         copies = self.n_layers if metric.sharing == "none" else 1
-        return self.n_layers * (2 * d * d + feed_forward) + copies * generator
+        generators = copies * metric.weights(d, self.n_heads)
+        return self.n_layers * (2 * d * d + feed_forward) + generators
 
 
 class DataConfig(_Config):
@@ -263,7 +320,7 @@ class RunConfig(_Config):
             raise ValueError(
                 f"dataset: task='{self.task}' cannot be trained on dataset='{self.data.dataset}'"
             )
-        _check_size(
+        check_size(
             self.parameter_bound(), "patch_size", "lower patch_size, n_classes, seq_len or d_model"
         )
         return self

@@ -14,17 +14,27 @@ its own device. A patch is a vector in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from damcha.attention import MHA, Attention, Cache, CrossHeadMetric, DAMCHAttention, Metric
+from damcha.attention import (
+    ATTENTIONS,
+    Attention,
+    AttentionResidual,
+    Cache,
+    CrossHeadMetric,
+    DAMCHAttention,
+    Metric,
+    auxiliary_losses,
+)  # fmt: skip
 from damcha.attention.metric import ContextState
 from damcha.attention.positions import Positions
-from damcha.config import ModelConfig, RunConfig
-from damcha.errors import InputError
+from damcha.config import ModelConfig, RunConfig, check_size
+from damcha.errors import ConfigError, InputError
 
 
 @dataclass(eq=False)
@@ -35,21 +45,37 @@ class StackCache:
     context: ContextState = field(default_factory=ContextState)
 
 
+def mechanism(config: ModelConfig) -> tuple[type[Attention], dict[str, Any]]:
+    """The class of a configuration's attention, and its keyword arguments.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such mechanism, or the stack would have too many weights.
+    """
+    kind = ATTENTIONS.get(config.attention)
+    if kind is None:
+        raise ConfigError(
+            f"attention: '{config.attention}' is not known; choose from {', '.join(ATTENTIONS)}"
+        )
+    options = {name: getattr(config.mechanism, name) for name in kind.OPTIONS}
+    layer = kind.parameter_count(config.d_model, config.n_heads, **options)
+    check_size(config.n_layers * layer, "attention", "lower d_model, n_layers or its options")
+    return kind, options
+
+
 def make_attention(config: ModelConfig, metric: CrossHeadMetric | None) -> Attention:
     """One attention layer; `metric` is a generator that layers share, if they do."""
-    rotary = config.positions == "rotary"
-    if config.attention == "mha":
-        return MHA(config.d_model, config.n_heads, config.dropout, batch_first=True, rotary=rotary)
-    source: CrossHeadMetric | None = metric
-    if config.metric.sharing == "none":
-        source = CrossHeadMetric(
-            config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
-        )
-    elif config.metric.sharing == "stack":
-        source = None  # the stack hands each layer its metric
-    return DAMCHAttention(
-        config.d_model, config.n_heads, config.dropout, batch_first=True, metric=source,
-        rotary=rotary,
+    kind, options = mechanism(config)
+    if kind is DAMCHAttention:
+        options["metric"] = {"parameters": metric, "stack": None}.get(config.metric.sharing)
+        if config.metric.sharing == "none":
+            options["metric"] = CrossHeadMetric(
+                config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
+            )  # with "stack", the stack hands each layer its metric
+    return kind(
+        config.d_model, config.n_heads, config.dropout, batch_first=True,
+        rotary=config.positions == "rotary", **options,
     )  # fmt: skip
 
 
@@ -69,24 +95,41 @@ class Block(nn.Module):
             nn.Linear(config.d_ff, config.d_model),
         )
         self.dropout = nn.Dropout(config.dropout)
+        if config.residual != "standard":
+            heads = config.residual_heads if config.residual == "mhar" else 1
+            self.read1 = AttentionResidual(config.d_model, heads)
+            self.read2 = AttentionResidual(config.d_model, heads)
+
+    def attend(
+        self, x: Tensor, padding: Tensor | None, cache: Cache | None, **given: object
+    ) -> Tensor:
+        """The attention sublayer, [B, L, d] → [B, L, d]; `given` may hold a shared metric."""
+        y, _ = self.attention(
+            x, x, x, key_padding_mask=padding, need_weights=False, is_causal=self.causal,
+            cache=cache, **given,
+        )  # fmt: skip
+        return self.dropout(y)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The feed-forward sublayer, [B, L, d] → [B, L, d]."""
+        return self.dropout(self.ff(x))
 
     def forward(
         self, x: Tensor, padding: Tensor | None, cache: Cache | None, **given: object
     ) -> Tensor:
-        """[B, L, d] → [B, L, d]; `given` goes to the attention (a shared metric)."""
-
-        def attend(x: Tensor) -> Tensor:
-            y, _ = self.attention(
-                x, x, x, key_padding_mask=padding, need_weights=False, is_causal=self.causal,
-                cache=cache, **given,
-            )  # fmt: skip
-            return self.dropout(y)
-
+        """[B, L, d] → [B, L, d], with standard residuals."""
         if self.pre:
-            x = x + attend(self.norm1(x))
-            return x + self.dropout(self.ff(self.norm2(x)))
-        x = self.norm1(x + attend(x))
-        return self.norm2(x + self.dropout(self.ff(x)))
+            x = x + self.attend(self.norm1(x), padding, cache, **given)
+            return x + self.feed_forward(self.norm2(x))
+        x = self.norm1(x + self.attend(x, padding, cache, **given))
+        return self.norm2(x + self.feed_forward(x))
+
+    def extend(
+        self, sources: list[Tensor], padding: Tensor | None, cache: Cache | None, **given: object
+    ) -> None:
+        """Attention residuals: read mixtures of all earlier outputs, append both sublayers'."""
+        sources.append(self.attend(self.norm1(self.read1(sources)), padding, cache, **given))
+        sources.append(self.feed_forward(self.norm2(self.read2(sources))))
 
 
 class Stack(nn.Module):
@@ -104,6 +147,9 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(config, metric, i) for i in range(config.n_layers))
         # A post-norm block ends normalised; the authors add no further norm.
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        if config.residual != "standard":
+            heads = config.residual_heads if config.residual == "mhar" else 1
+            self.read = AttentionResidual(config.d_model, heads)
 
     def new_cache(self) -> StackCache:
         """An empty cache for step-by-step decoding."""
@@ -122,11 +168,17 @@ class Stack(nn.Module):
         if self.metric is not None:
             state = None if cache is None else cache.context
             shared = self.metric(x, padding, causal=self.config.causal, state=state, shared=True)
+        sources = [x]
         for i, layer in enumerate(self.layers):
             if self.metric is not None:
                 given["metric"] = self.metric.for_layer(shared, i)
-            x = layer(x, padding, None if cache is None else cache.layers[i], **given)
-        return self.norm(x)
+            seen = None if cache is None else cache.layers[i]
+            if self.config.residual == "standard":
+                x = layer(x, padding, seen, **given)
+            else:
+                assert isinstance(layer, Block)
+                layer.extend(sources, padding, seen, **given)
+        return self.norm(x if self.config.residual == "standard" else self.read(sources))
 
 
 def patchify(images: Float[Tensor, "batch c height width"], patch: int) -> Tensor:
@@ -158,8 +210,16 @@ class TaskModel(nn.Module):
         raise NotImplementedError
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-        """The mean loss of a batch: what training minimises."""
-        return self.score(inputs, targets)["loss"].mean()
+        """The mean loss of a batch and any auxiliary losses: what training minimises."""
+        with auxiliary_losses() as terms:
+            loss = self.score(inputs, targets)["loss"].mean()
+        return loss + sum(terms.values())
+
+    def set_progress(self, progress: float) -> None:
+        """Tell every attention layer the share of the training that is done."""
+        for module in self.stack.modules():
+            if isinstance(module, Attention):
+                module.set_progress(progress)
 
 
 class _ImageModel(TaskModel):

@@ -114,3 +114,12 @@ SHIPPED: dict[str, tuple[str, dict[str, str]]] = {
     "fashion-classifier": ("fashion-classifier", {}),
 }
 """Name of a shipped run → its preset and settings."""
+
+LAST = {"snapshots": "49"}
+"""Runs to compare results with keep their last epoch only, to stay small."""
+for _family in ("fashion", "text"):
+    for _name in ("tha", "dcmha", "colmha", "mma", "moa", "budgetformer", "iha"):
+        SHIPPED[f"{_family}-{_name}"] = (_family, {"attention": _name, **LAST})
+    for _name, _residual in (("mhar", "mhar"), ("attnres", "attention")):
+        settings = {"attention": "mha", "residual": _residual, **LAST}
+        SHIPPED[f"{_family}-{_name}"] = (_family, settings)

@@ -277,6 +277,7 @@ def train(
                 inputs, targets = _batch(train_data, config, step, rank, world)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(settings, step)
+                plain.set_progress(step / n_steps)
                 loss = objective(inputs.to(accelerator.device), targets.to(accelerator.device))
                 accelerator.backward(loss)
                 accelerator.clip_grad_norm_(plain.parameters(), settings.clip)

@@ -2,7 +2,15 @@
 
 :class:`Attention` does what all mechanisms share: layouts, masks, padding, rotary positions, the
 cache, fused or explicit probabilities. A mechanism says in :meth:`Attention.project` what its
-queries, keys and values are.
+queries, keys and values are, and overrides of the rest only what it does differently:
+
+=================== =======================================================================
+visible             which keys a head may see at all (a hard mask of its own)
+key_bias            a number added to all scores of a key
+mix_scores          scores before masks and softmax   (then ``explicit = True``: not fused)
+mix_weights         probabilities after softmax
+combine             what becomes of the heads' outputs
+=================== =======================================================================
 
 Conventions
 -----------
@@ -13,17 +21,35 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from damcha.attention.positions import rotary_angles, rotate
 from damcha.errors import ConfigError, InputError
 from damcha.tap import report, wants
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What a mechanism makes of the inputs of one call.
+
+    Scores are q·kᵀ/√e whatever the number of channels.
+    """
+
+    q: Float[Tensor, "batch heads query channels"]
+    k: Float[Tensor, "batch heads_or_1 key channels"]
+    v: Float[Tensor, "batch heads_or_1 key value_channels"]
+    of_queries: Float[Tensor, "batch query n"] | None = None
+    """What else the mechanism needs of each query token."""
+    of_keys: Float[Tensor, "batch key n"] | None = None
+    """… and of each key token; kept in the cache beside the keys."""
+    routing: Any = None
+    """Anything else that a mechanism hands from :meth:`Attention.project` to its later steps."""
 
 
 @dataclass(eq=False)
@@ -32,6 +58,7 @@ class Cache:
 
     keys: Tensor | None = None
     values: Tensor | None = None
+    of_keys: Tensor | None = None
     padding: Tensor | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """State of the mechanism itself, e.g. the running context of a DAMCHA generator."""
@@ -41,26 +68,48 @@ class Cache:
         """Tokens seen so far."""
         return 0 if self.keys is None else self.keys.shape[2]
 
-    def append(
-        self, keys: Tensor, values: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add new tokens and return everything seen: keys, values, padding."""
+    def append(self, heads: Heads, padding: Tensor | None) -> tuple[Heads, Tensor | None]:
+        """Add new tokens; return the heads with the keys of everything seen, and its padding."""
         if padding is not None or self.padding is not None:
-            batch, seen, new = keys.shape[0], self.length, keys.shape[2]
+            batch, seen, new = heads.k.shape[0], self.length, heads.k.shape[2]
             old = self.padding
             if old is None:
-                old = torch.zeros(batch, seen, dtype=torch.bool, device=keys.device)
+                old = torch.zeros(batch, seen, dtype=torch.bool, device=heads.k.device)
             if padding is None:
-                padding = torch.zeros(batch, new, dtype=torch.bool, device=keys.device)
+                padding = torch.zeros(batch, new, dtype=torch.bool, device=heads.k.device)
             self.padding = torch.cat((old, padding), dim=1)
-        self.keys = keys if self.keys is None else torch.cat((self.keys, keys), dim=2)
-        self.values = values if self.values is None else torch.cat((self.values, values), dim=2)
-        return self.keys, self.values, self.padding
+        self.keys = heads.k if self.keys is None else torch.cat((self.keys, heads.k), dim=2)
+        self.values = heads.v if self.values is None else torch.cat((self.values, heads.v), dim=2)
+        if heads.of_keys is not None:
+            of_keys = [heads.of_keys] if self.of_keys is None else [self.of_keys, heads.of_keys]
+            self.of_keys = torch.cat(of_keys, dim=1)
+        return replace(heads, k=self.keys, v=self.values, of_keys=self.of_keys), self.padding
 
 
 def split_heads(x: Float[Tensor, "batch tokens d"], n_heads: int) -> Tensor:
     """[batch, tokens, d] → [batch, heads, tokens, e]; head a holds channels [a·e, (a+1)·e)."""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer, its layout settled (batch first) and its pads emptied."""
+
+    query: Float[Tensor, "batch query d"]
+    key: Float[Tensor, "batch key kdim"]
+    value: Float[Tensor, "batch key vdim"]
+    padding: Bool[Tensor, "batch key"] | None
+    key_bias: Float[Tensor, "batch key"] | None
+    attn_mask: Tensor | None
+    is_causal: bool
+    """The future is to be masked."""
+    causal: bool
+    """The future is hidden, by `is_causal` or by `attn_mask`."""
+    seen: int
+    """Tokens in the cache."""
+    cache: Cache | None
+    need_weights: bool
+    given: dict[str, Any]
 
 
 class Attention(nn.Module):
@@ -71,6 +120,10 @@ class Attention(nn.Module):
     _qkv_same_embed_dim = False
     layer = 0
     """Index in the stack, under which captures are filed."""
+    explicit: ClassVar[bool] = False
+    """Whether the probabilities must be formed, so that no fused kernel can be used."""
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    """The fields of MechanismConfig that are keyword arguments of this mechanism."""
 
     def __init__(
         self,
@@ -87,28 +140,37 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         rotary: bool = False,
+        head_dim: int | None = None,
+        k_width: int | None = None,
+        v_width: int | None = None,
     ) -> None:
+        """As in ``torch.nn.MultiheadAttention``; the last three are for subclasses.
+
+        `head_dim` is the e of the scale 1/√e (embed_dim/num_heads), `k_width` and `v_width` the
+        channels of all keys and of all values of a token (embed_dim).
+        """
         super().__init__()
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+        if embed_dim < 1 or num_heads < 1 or (head_dim is None and embed_dim % num_heads):
             raise ConfigError(
                 f"num_heads: embed_dim={embed_dim} is not divisible by num_heads={num_heads}"
             )
-        if rotary and embed_dim // num_heads % 2:
+        self.head_dim = head_dim or embed_dim // num_heads
+        if rotary and self.head_dim % 2:
             raise ConfigError(
-                f"rotary: head width {embed_dim // num_heads} is odd, and rotary positions turn "
+                f"rotary: head width {self.head_dim} is odd, and rotary positions turn "
                 "pairs of channels; use an even embed_dim/num_heads"
             )
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
-        self.head_dim = embed_dim // num_heads
+        k_width, v_width = k_width or embed_dim, v_width or embed_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.batch_first, self.rotary, self.add_zero_attn = batch_first, rotary, add_zero_attn
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         # Read by torch.nn.TransformerEncoderLayer, which expects the name on any attention.
         self.register_parameter("in_proj_bias", None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias, **factory)
+        self.out_proj = nn.Linear(v_width, embed_dim, bias, **factory)
         if add_bias_kv:
-            self.bias_k = nn.Parameter(torch.empty(1, 1, embed_dim, **factory))
-            self.bias_v = nn.Parameter(torch.empty(1, 1, embed_dim, **factory))
+            self.bias_k = nn.Parameter(torch.empty(1, 1, k_width, **factory))
+            self.bias_v = nn.Parameter(torch.empty(1, 1, v_width, **factory))
             nn.init.xavier_normal_(self.bias_k)
             nn.init.xavier_normal_(self.bias_v)
         else:
@@ -126,16 +188,66 @@ class Attention(nn.Module):
         causal: bool,
         cache: Cache | None,
         **given: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [batch, heads, tokens, channels]; keys may have 1 head.
+    ) -> Heads:
+        """Queries, keys and values of the new tokens.
 
-        Scores are q·kᵀ/√e whatever the number of channels.
+        `padding` is True at pads, whose input is zero already. `causal`: the result may not depend
+        on later tokens. With a `cache` the inputs continue the tokens it has seen; what it needs to
+        remember beside the keys goes to ``cache.extra``.
         """
         raise NotImplementedError
 
-    def split_bias_k(self, bias_k: Tensor) -> Tensor:
-        """The learned extra key (``add_bias_kv``) in the layout of :meth:`project`'s keys."""
-        return split_heads(bias_k, self.num_heads)
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by: 1/√e."""
+        return float(self.head_dim**-0.5)
+
+    def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned extra key and value (``add_bias_kv``) in the layout of :meth:`project`."""
+        return split_heads(bias_k, self.num_heads), split_heads(bias_v, self.num_heads)
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Bool[Tensor, "one heads query key"] | None:
+        """Which keys a head may see, given the positions of queries and keys; None for all."""
+        return None
+
+    def key_bias(self, heads: Heads) -> Float[Tensor, "batch heads one key"] | None:
+        """Numbers added to the scores of each key; None for none."""
+        return None
+
+    def mix_scores(self, scores: Tensor, heads: Heads) -> Tensor:
+        """Change the scores before masks and softmax, [B, h, query, key] (where `explicit`)."""
+        return scores
+
+    def mix_weights(self, weights: Tensor, heads: Heads, allowed: Tensor | None) -> Tensor:
+        """Change the probabilities, [B, h, query, key] (where `explicit`)."""
+        return weights
+
+    def per_token(self, values: Tensor, what: Literal["scores", "attention"]) -> Tensor:
+        """Scores or probabilities as they are shown: one row a query token, one column a key."""
+        return values
+
+    def combine(self, out: Tensor, heads: Heads) -> Float[Tensor, "batch query d"]:
+        """Make the heads' outputs [B, h, query, channels] the output of the layer."""
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    @classmethod
+    def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:
+        """Parameters of a layer without biases, by formula: nothing is allocated."""
+        raise NotImplementedError
+
+    @classmethod
+    def multiply_adds(cls, d_model: int, n_heads: int, seq_len: int, **options: Any) -> int:
+        """Multiply-adds of a forward pass over one sequence, by formula (matrix products only)."""
+        raise NotImplementedError
+
+    def take_over(self, old: nn.MultiheadAttention) -> None:
+        """Copy from a layer of torch's own what has a counterpart here: here the output."""
+        with torch.no_grad():
+            if old.out_proj.weight.shape == self.out_proj.weight.shape:
+                self.out_proj.load_state_dict(old.out_proj.state_dict())
+
+    def set_progress(self, progress: float) -> None:
+        """Told before each training step: the share of the training that is done, 0 to 1."""
 
     def forward(
         self,
@@ -175,7 +287,6 @@ class Attention(nn.Module):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         self._check_shapes(query, key, value, key_padding_mask)
-        n_new, n_keys = query.shape[1], key.shape[1]
 
         padding, key_bias = self._padding(key_padding_mask, query.dtype)
         if padding is not None:
@@ -190,21 +301,10 @@ class Attention(nn.Module):
 
         seen = cache.length if cache is not None else 0
         causal = is_causal or self._is_causal(attn_mask)
-        q, k, v = self.project(query, key, value, padding, causal, cache, **given)
-        if self.rotary:
-            q = rotate(q, rotary_angles(n_new, self.head_dim, seen, like=q))
-            k = rotate(k, rotary_angles(n_keys, self.head_dim, seen, like=k))
-        all_padding = padding
-        if cache is not None:
-            k, v, all_padding = cache.append(k, v, padding)
-
-        allowed, bias = self._masks(attn_mask, all_padding, key_bias, is_causal, seen, q, k)
-        k, v, allowed, bias = self._extra_keys(k, v, allowed, bias)
-        out, weights = self._attend(q, k, v, allowed, bias, is_causal and seen == 0, need_weights)
-
-        out = out.transpose(1, 2).flatten(2)  # [B, L, d]
-        out = self.out_proj(out)
-        dead = self._dead_rows(allowed)
+        out, weights, dead = self._run(Call(
+            query, key, value, padding, key_bias, attn_mask, is_causal, causal, seen, cache,
+            need_weights, given,
+        ))  # fmt: skip
         if dead is not None:
             out = out.masked_fill(dead.all(1), 0)
         if padding is not None and is_self:
@@ -214,6 +314,30 @@ class Attention(nn.Module):
         if not batched:
             return out[0], None if weights is None else weights[0]
         return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _run(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """From clean inputs to output [B, L, d], probabilities, and the queries without a key."""
+        heads = self.project(
+            call.query, call.key, call.value, call.padding, call.causal, call.cache, **call.given
+        )
+        if self.rotary:
+            q, k = (
+                rotate(x, rotary_angles(x.shape[2], self.head_dim, call.seen, like=x))
+                for x in (heads.q, heads.k)
+            )
+            heads = replace(heads, q=q, k=k)
+        padding = call.padding
+        if call.cache is not None:
+            heads, padding = call.cache.append(heads, padding)
+        allowed, bias = self._masks(call, padding, heads.k.shape[2], self.key_bias(heads))
+        heads, allowed, bias = self._extra_keys(heads, allowed, bias)
+        fused_causal = call.is_causal and call.seen == 0
+        out, weights = self._attend(heads, allowed, bias, fused_causal, call.need_weights)
+        return self.combine(out, heads), weights, self._dead_rows(allowed)
+
+    def looked_at(self, need_weights: bool) -> bool:
+        """Whether somebody wants to see scores or probabilities of this call."""
+        return need_weights or wants(self, "attention") or wants(self, "scores")
 
     # ---------------------------------------------------------------- masks
 
@@ -269,21 +393,16 @@ class Attention(nn.Module):
         return length > 1 and bool((hidden | ~future).all())
 
     def _masks(
-        self,
-        attn_mask: Tensor | None,
-        padding: Tensor | None,
-        key_bias: Tensor | None,
-        is_causal: bool,
-        seen: int,
-        q: Tensor,
-        k: Tensor,
+        self, call: Call, padding: Tensor | None, n_keys: int, bias: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Merge all masks: True-is-allowed and an additive bias, each [B|1, h|1, query, key].
 
         A purely causal mask stays None: the fused kernels know it.
         """
-        batch, n_queries, n_keys = q.shape[0], q.shape[2], k.shape[2]
-        allowed = bias = None
+        attn_mask, key_bias, seen = call.attn_mask, call.key_bias, call.seen
+        batch, n_queries = call.query.shape[:2]
+        places = torch.arange(n_keys, device=call.query.device)
+        allowed = self.visible(places[seen : seen + n_queries], places)
         if attn_mask is not None:
             if attn_mask.dim() == 3:
                 if attn_mask.shape[0] != batch * self.num_heads:
@@ -300,47 +419,51 @@ class Attention(nn.Module):
                     f"expected (..., {n_queries}, {n_keys})"
                 )
             if attn_mask.dtype == torch.bool:
-                allowed = ~attn_mask
+                allowed = _both(allowed, ~attn_mask)
             elif attn_mask.is_floating_point():
-                allowed = attn_mask != float("-inf")
-                bias = attn_mask.masked_fill(~allowed, 0).to(q.dtype)
+                finite = attn_mask != float("-inf")
+                allowed = _both(allowed, finite)
+                bias = _total(bias, attn_mask.masked_fill(~finite, 0).to(call.query.dtype))
             else:
                 raise InputError(f"attn_mask must be bool or float, not {attn_mask.dtype}")
         if padding is not None:
-            real = ~padding[:, None, None, :]
-            allowed = real if allowed is None else allowed & real
+            allowed = _both(allowed, ~padding[:, None, None, :])
         if key_bias is not None:
-            row = key_bias[:, None, None, :]
-            bias = row if bias is None else bias + row
+            bias = _total(bias, key_bias[:, None, None, :])
         extra = self.bias_k is not None or self.add_zero_attn
-        needs_causal = is_causal and n_keys > seen + 1
+        needs_causal = call.is_causal and n_keys > seen + 1
         if needs_causal and (seen or allowed is not None or bias is not None or extra):
-            past = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=q.device).tril(seen)
-            allowed = past if allowed is None else allowed & past
+            allowed = _both(allowed, (places[seen : seen + n_queries, None] >= places)[None, None])
         if allowed is not None:
             allowed = allowed.expand(-1, -1, n_queries, -1)
         return allowed, bias
 
     def _extra_keys(
-        self, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        self, heads: Heads, allowed: Tensor | None, bias: Tensor | None
+    ) -> tuple[Heads, Tensor | None, Tensor | None]:
         """Append the learned key (``add_bias_kv``) and the zero key (``add_zero_attn``)."""
-        batch = k.shape[0]
+        batch, k, v = heads.k.shape[0], heads.k, heads.v
         new_k, new_v = [k], [v]
         if self.bias_k is not None and self.bias_v is not None:
-            new_k.append(self.split_bias_k(self.bias_k).expand(batch, k.shape[1], -1, -1))
-            new_v.append(split_heads(self.bias_v, self.num_heads).expand(batch, -1, -1, -1))
+            for one, new in zip(
+                self.split_bias(self.bias_k, self.bias_v), (new_k, new_v), strict=True
+            ):
+                new.append(one.expand(batch, -1, -1, -1))
         if self.add_zero_attn:
             new_k.append(torch.zeros_like(k[:, :, :1]))
             new_v.append(torch.zeros_like(v[:, :, :1]))
         added = len(new_k) - 1
         if not added:
-            return k, v, allowed, bias
+            return heads, allowed, bias
         if allowed is not None:
             allowed = F.pad(allowed, (0, added), value=True)
         if bias is not None:
             bias = F.pad(bias, (0, added))
-        return torch.cat(new_k, 2), torch.cat(new_v, 2), allowed, bias
+        of_keys = heads.of_keys
+        if of_keys is not None:
+            of_keys = F.pad(of_keys, (0, 0, 0, added))
+        heads = replace(heads, k=torch.cat(new_k, 2), v=torch.cat(new_v, 2), of_keys=of_keys)
+        return heads, allowed, bias
 
     @staticmethod
     def _dead_rows(allowed: Tensor | None) -> Tensor | None:
@@ -351,16 +474,15 @@ class Attention(nn.Module):
 
     def _attend(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        heads: Heads,
         allowed: Tensor | None,
         bias: Tensor | None,
         fused_causal: bool,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """softmax(q kᵀ/√e + masks) v, fused unless somebody wants to see the probabilities."""
-        scale = self.head_dim**-0.5
+        """softmax(q kᵀ/√e + masks) v, fused unless somebody must see the probabilities."""
+        q, k, v = heads.q, heads.k, heads.v
+        scale = self.scale
         dropout = self.dropout if self.training else 0.0
         dead = self._dead_rows(allowed)
         if allowed is not None and dead is not None:
@@ -373,8 +495,14 @@ class Attention(nn.Module):
 
         # One key for all heads of another width than the values: fused kernels do not take it.
         one_key = k.shape[1] != q.shape[1]
-        explicit = need_weights or wants(self, "attention") or wants(self, "scores")
-        if not explicit and not one_key:
+        explicit = (
+            self.explicit
+            or self.looked_at(need_weights)
+            or (one_key and q.shape[-1] != v.shape[-1])
+        )
+        if not explicit:
+            if one_key:
+                k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=fused_causal, scale=scale
             )
@@ -385,9 +513,11 @@ class Attention(nn.Module):
             scores = scores.unflatten(1, (q.shape[1], -1))
         else:
             scores = q @ k.transpose(-2, -1) * scale
-        report(self, "scores", self.layer, scores)
+        scores = self.mix_scores(scores, heads)
+        report(self, "scores", self.layer, self.per_token(scores, "scores"))
         if fused_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            allowed = mask[None, None]
         if mask is not None:
             if mask.dtype == torch.bool:
                 scores = scores.masked_fill(~mask, float("-inf"))
@@ -396,6 +526,16 @@ class Attention(nn.Module):
         weights = scores.softmax(-1)
         if dead is not None:
             weights = weights.masked_fill(dead, 0)
-        report(self, "attention", self.layer, weights)
+            allowed = None if allowed is None else allowed & ~dead
+        weights = self.mix_weights(weights, heads, allowed)
+        report(self, "attention", self.layer, self.per_token(weights, "attention"))
         weights = F.dropout(weights, dropout)
-        return weights @ v, (weights if need_weights else None)
+        return weights @ v, (self.per_token(weights, "attention") if need_weights else None)
+
+
+def _both(mask: Tensor | None, other: Tensor) -> Tensor:
+    return other if mask is None else mask & other
+
+
+def _total(bias: Tensor | None, other: Tensor) -> Tensor:
+    return other if bias is None else bias + other

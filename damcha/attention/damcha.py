@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, split_heads
+from damcha.attention.base import Attention, Cache, Heads, split_heads
 from damcha.attention.metric import ContextState, CrossHeadMetric, Metric
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
@@ -97,7 +97,7 @@ class DAMCHAttention(Attention):
         cache: Cache | None,
         metric: Metric | None = None,
         **given: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Heads:
         """Q = X_a R_a (or X_a M_a,:), k = the raw key channels, v = X W_V."""
         if metric is None:
             metric = self._own_metric(key, padding, causal, cache)
@@ -114,12 +114,32 @@ class DAMCHAttention(Attention):
             )
         q = metric.queries(query, self.num_heads)
         k = self._keys(key, bilinear=metric.head_metrics is None)
-        return q, k, split_heads(self.value_proj(value), self.num_heads)
+        return Heads(q, k, split_heads(self.value_proj(value), self.num_heads))
 
-    def split_bias_k(self, bias_k: Tensor) -> Tensor:
-        """The learned extra key in the layout of the keys."""
+    def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned extra key, in the layout of the keys, and value."""
         bilinear = self.metric is not None and self.metric.config.aggregation == "bilinear"
-        return self._keys(bias_k, bilinear)
+        return self._keys(bias_k, bilinear), split_heads(bias_v, self.num_heads)
+
+    def take_over(self, old: nn.MultiheadAttention) -> None:
+        """Copy values and output; W_Q and W_K have no counterpart."""
+        super().take_over(old)
+        with torch.no_grad():
+            packed = old._qkv_same_embed_dim
+            self.value_proj.weight.copy_(
+                old.in_proj_weight.chunk(3)[2] if packed else old.v_proj_weight
+            )
+            if old.in_proj_bias is not None:
+                self.value_proj.bias.copy_(old.in_proj_bias.chunk(3)[2])
+            if old.bias_v is not None and self.bias_v is not None:
+                self.bias_v.copy_(old.bias_v)
+
+    @classmethod
+    def parameter_count(
+        cls, d_model: int, n_heads: int, *, metric: MetricConfig | None = None, **options: Any
+    ) -> int:
+        """2d², and the weights of the layer's own generator where it has one."""
+        return 2 * d_model**2 + (0 if metric is None else metric.weights(d_model, n_heads))
 
     def _keys(self, key: Tensor, bilinear: bool) -> Tensor:
         # Bilinear aggregation compares each query head with the whole width: one key "head".

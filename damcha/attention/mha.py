@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, split_heads
+from damcha.attention.base import Attention, Cache, Heads, split_heads
 
 
 class MHA(Attention):
@@ -16,24 +16,54 @@ class MHA(Attention):
 
     Parameters 4d²; 4Ld² + 2L²d multiply-adds. Parameter names are those of
     ``torch.nn.MultiheadAttention``, so a state dict of one loads into the other.
+
+    Mechanisms with projections of their own number of heads set `qk_heads`, `v_heads` and
+    `head_dim` (talking heads).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *args: Any,
+        qk_heads: int | None = None,
+        v_heads: int | None = None,
+        head_dim: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        e = head_dim or embed_dim // max(num_heads, 1)
+        self.qk_heads, self.v_heads = qk_heads or num_heads, v_heads or num_heads
+        k_width, v_width = self.qk_heads * e, self.v_heads * e
+        super().__init__(
+            embed_dim, num_heads, *args, head_dim=head_dim, k_width=k_width, v_width=v_width,
+            **kwargs,
+        )  # fmt: skip
         d, like = self.embed_dim, self.out_proj.weight
         factory: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+        self.widths = (k_width, k_width, v_width)
         self.packed = self.kdim == d and self.vdim == d
         if self.packed:
-            self.in_proj_weight = nn.Parameter(torch.empty(3 * d, d, **factory))
+            self.in_proj_weight = nn.Parameter(torch.empty(sum(self.widths), d, **factory))
             nn.init.xavier_uniform_(self.in_proj_weight)
         else:
-            self.q_proj_weight = nn.Parameter(torch.empty(d, d, **factory))
-            self.k_proj_weight = nn.Parameter(torch.empty(d, self.kdim, **factory))
-            self.v_proj_weight = nn.Parameter(torch.empty(d, self.vdim, **factory))
+            self.q_proj_weight = nn.Parameter(torch.empty(k_width, d, **factory))
+            self.k_proj_weight = nn.Parameter(torch.empty(k_width, self.kdim, **factory))
+            self.v_proj_weight = nn.Parameter(torch.empty(v_width, self.vdim, **factory))
             for weight in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
                 nn.init.xavier_uniform_(weight)
         if self.out_proj.bias is not None:
-            self.in_proj_bias = nn.Parameter(torch.zeros(3 * d, **factory))
+            self.in_proj_bias = nn.Parameter(torch.zeros(sum(self.widths), **factory))
+
+    @property
+    def projections(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """Weight and bias of W_Q, W_K and W_V."""
+        if self.packed:
+            weights = self.in_proj_weight.split(self.widths)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        bias = self.in_proj_bias
+        biases = (None, None, None) if bias is None else bias.split(self.widths)
+        return tuple(zip(weights, biases, strict=True))
 
     def project(
         self,
@@ -44,16 +74,31 @@ class MHA(Attention):
         causal: bool,
         cache: Cache | None,
         **given: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Heads:
         """Project with W_Q, W_K, W_V; in self-attention by one matrix product."""
         if self.packed and query is key and key is value:
-            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            both = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            q, k, v = both.split(self.widths, dim=-1)
         else:
-            if self.packed:
-                weights = self.in_proj_weight.chunk(3)
-            else:
-                weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            bias = self.in_proj_bias
-            biases = (None, None, None) if bias is None else bias.chunk(3)
-            q, k, v = map(F.linear, (query, key, value), weights, biases)
-        return tuple(split_heads(x, self.num_heads) for x in (q, k, v))  # type: ignore[return-value]
+            (wq, bq), (wk, bk), (wv, bv) = self.projections
+            q, k, v = F.linear(query, wq, bq), F.linear(key, wk, bk), F.linear(value, wv, bv)
+        qk_heads, v_heads = self.qk_heads, self.v_heads
+        return Heads(split_heads(q, qk_heads), split_heads(k, qk_heads), split_heads(v, v_heads))
+
+    def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned extra key and value, by heads."""
+        return split_heads(bias_k, self.qk_heads), split_heads(bias_v, self.v_heads)
+
+    def take_over(self, old: nn.MultiheadAttention) -> None:
+        """Copy all projections of torch's own layer (same sizes)."""
+        self.load_state_dict(old.state_dict(), strict=False)
+
+    @classmethod
+    def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:
+        """4d²."""
+        return 4 * d_model**2
+
+    @classmethod
+    def multiply_adds(cls, d_model: int, n_heads: int, seq_len: int, **options: Any) -> int:
+        """4Ld² + 2L²d."""
+        return 4 * seq_len * d_model**2 + 2 * seq_len**2 * d_model

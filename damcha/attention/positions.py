@@ -45,7 +45,7 @@ def rotate(
     half = cos.shape[-1]
     slices = x.unflatten(-1, (-1, 2, half))  # [B, h, L, slices, 2, e/2]
     first, second = slices.unbind(-2)
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
     return turned.flatten(-3)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from damcha.attention import ATTENTIONS
 from damcha.checkpoint.files import atomic_write, remove_drafts
 from damcha.config import RunConfig
 from damcha.data.datasets import ImageData, TextData
@@ -59,6 +60,10 @@ def model_card(
     model, settings, last = config.model, config.train, records[-1]
     if model.attention == "mha":
         mechanism = "multi-head attention"
+    elif model.attention != "damcha":
+        kind = ATTENTIONS[model.attention]
+        options = [f"{name} {getattr(model.mechanism, name)}" for name in kind.OPTIONS]
+        mechanism = ", ".join([f"{kind.__name__} (`damcha.attention.{kind.__name__}`)", *options])
     else:
         metric = model.metric
         made = "a learned constant" if metric.generator == "static" else "f_θ of the context"
@@ -68,6 +73,9 @@ def model_card(
             "none": "a generator per layer",
         }[metric.sharing]
         mechanism = f"DAMCHA; M is {made}, {where}, aggregation {metric.aggregation}"
+    if model.residual != "standard":
+        heads = f" in {model.residual_heads} slices" if model.residual == "mhar" else ""
+        mechanism += f"; each sublayer reads a learned mixture of all earlier outputs{heads}"
     chosen = sorted({*settings.snapshots, 0, settings.epochs - 1} & {r["epoch"] for r in records})
     names = [k for k in last if k.startswith(("train_", "valid_"))]
     rows = "\n".join(

@@ -33,7 +33,7 @@ from damcha.model import build_model
         ({"task": "translation"}, rf"^task: .*'{TASKS[0]}'.*'{TASKS[-1]}' \(got \"translation"),
         ({"dataset": "mnist"}, r"^data\.dataset: .*'fashion_mnist'.* or 'text' \(got \"mnist\"\)$"),
         ({"channels": "4"}, r"^data\.channels: input should be 1 or 3 \(got \"4\"\)$"),
-        ({"attention": "mamba"}, r"^model\.attention: .*'damcha' or 'mha' \(got \"mamba\"\)$"),
+        ({"attention": "no name"}, r"^model\.attention: .*pattern.* \(got \"no name\"\)$"),
         ({"positions": "alibi"}, r"^model\.positions: .*'learned', 'sinusoidal', 'rotary' or"),
         ({"norm": "rms"}, r"^model\.norm: .*'pre' or 'post'"),
         ({"generator": "cnn"}, r"^model\.metric\.generator: .*'mlp' or 'static'"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from damcha.attention import ATTENTIONS, MHA, Attention, Cache, DAMCHAttention, row_sum
+from damcha.attention import ATTENTIONS, MHA, Attention, Cache, DAMCHAttention, Heads, row_sum
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError, InputError
 
@@ -354,9 +354,14 @@ def test_cache_grows_and_remembers_padding():
     cache = Cache()
     assert cache.length == 0
     k, pads = torch.zeros(2, H, 3, 4), torch.tensor([[True, False], [False, False]])
-    cache.append(k, k, None)
-    keys, values, padding = cache.append(k[:, :, :2], k[:, :, :2], pads)
-    assert keys.shape == values.shape == (2, H, 5, 4)
+
+    def heads(n):
+        return Heads(k[:, :, :n], k[:, :, :n], k[:, :, :n], of_keys=torch.full((2, n, 1), n))
+
+    cache.append(heads(3), None)
+    seen, padding = cache.append(heads(2), pads)
+    assert seen.k.shape == seen.v.shape == (2, H, 5, 4)
+    assert seen.of_keys[0, :, 0].tolist() == [3, 3, 3, 2, 2]
     assert padding.tolist() == [[False] * 3 + [True, False], [False] * 5]
-    _, _, padding = cache.append(k[:, :, :1], k[:, :, :1], None)
+    _, padding = cache.append(heads(1), None)
     assert padding.shape == (2, 6) and cache.length == 6
