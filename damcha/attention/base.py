@@ -34,6 +34,16 @@ from damcha.errors import ConfigError, InputError
 from damcha.tap import report, wants
 
 
+def mix_heads(weight: Float[Tensor, "new old"], x: Float[Tensor, "batch old *rest"]) -> Tensor:
+    """Σ_a weight[g, a] x[:, a].
+
+    One product of expanded matrices: a broadcast ``weight @ x`` copies x transposed first, which
+    takes 5 times as long (8 heads, 49 to 128 tokens, one CPU thread).
+    """
+    mixed = torch.bmm(weight.expand(len(x), -1, -1), x.flatten(2))
+    return mixed.unflatten(2, x.shape[2:])
+
+
 @dataclass(frozen=True, eq=False)
 class Heads:
     """What a mechanism makes of the inputs of one call.
@@ -519,10 +529,9 @@ class Attention(nn.Module):
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
             allowed = mask[None, None]
         if mask is not None:
-            if mask.dtype == torch.bool:
-                scores = scores.masked_fill(~mask, float("-inf"))
-            else:
-                scores = scores + mask
+            if mask.dtype == torch.bool:  # adding is cheaper than filling, most of all backward
+                mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, float("-inf"))
+            scores = scores + mask
         weights = scores.softmax(-1)
         if dead is not None:
             weights = weights.masked_fill(dead, 0)

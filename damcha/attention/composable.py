@@ -29,8 +29,8 @@ class DCMHA(MHA):
     w1, w2 = hidden qkw_c, and w1 is RMS-normalised over the heads; dd = x dd_c. The weights of a
     key are kept in the cache. Zero qkw and dd is MHA exactly.
 
-    Parameters 4d² + 4dK + 16Kh + 4dh; multiply-adds of MHA, L(4dK + 16Kh + 4dh) for the weights and
-    20L²h elementwise for both compositions (the table's 20dh + 64h² a token is this with K = 4h).
+    Parameters 4d² + 4dK + 16Kh + 4dh; multiply-adds of MHA, L(4dK + 16Kh + 4dh + 8h²) for the
+    weights and 4L²h² for both compositions (20L²h branch by branch, but slower for few heads).
 
     Published code (DCFormer, PyTorch) casts to float32 and bfloat16 on the way and cuts what is
     longer than its mask; here the dtype is kept and any length is whole.
@@ -94,19 +94,22 @@ class DCMHA(MHA):
         return torch.cat((w1, w2, dd[:, :, :, None]), dim=3).flatten(2)
 
     def _compose(self, a: Tensor, heads: Heads, stage: int) -> Tensor:
-        """Compose(A); stage 0 before, 1 after the softmax."""
+        """Compose(A); stage 0 before, 1 after the softmax.
+
+        The identity, dd and the low-rank part of a token are one [h, h] matrix: with few heads one
+        product of small matrices passes over A half as often as the branches one by one.
+        """
         assert heads.of_queries is not None and heads.of_keys is not None
 
-        def parts(weights: Tensor, axis: int) -> Tensor:  # [5, B, h, L, 1] or [5, B, h, 1, L]
+        def matrices(weights: Tensor) -> Tensor:  # [B, L, h, h], new head by old
             each = weights.unflatten(2, (2, 2 * RANK + 1, self.num_heads))[:, :, stage]
-            return each.permute(2, 0, 3, 1).unsqueeze(axis)
+            w1, w2, dd = each.split((RANK, RANK, 1), dim=2)
+            return w2.transpose(2, 3) @ w1 + torch.diag_embed(dd[:, :, 0])
 
-        of_query, of_key = parts(heads.of_queries, -1), parts(heads.of_keys, -2)
-        out = a * (1 + of_query[-1] + of_key[-1])
-        for side in (of_query, of_key):
-            for r in range(RANK):
-                out = out + (a * side[r]).sum(1, keepdim=True) * side[RANK + r]
-        return out
+        eye = torch.eye(self.num_heads, dtype=a.dtype, device=a.device)
+        by_query = (matrices(heads.of_queries) + eye) @ a.transpose(1, 2)  # [B, i, h, j]
+        by_key = matrices(heads.of_keys) @ a.permute(0, 3, 1, 2)  # [B, j, h, i]
+        return by_query.transpose(1, 2) + by_key.permute(0, 2, 3, 1)
 
     def mix_scores(self, scores: Tensor, heads: Heads) -> Tensor:
         """Compose on the scores."""
@@ -124,7 +127,7 @@ class DCMHA(MHA):
 
     @classmethod
     def multiply_adds(cls, d_model: int, n_heads: int, seq_len: int, **options: Any) -> int:
-        """4Ld² + 2L²d + L(4dK + 16Kh + 4dh); the compositions are elementwise."""
+        """4Ld² + 2L²d + L(4dK + 16Kh + 4dh + 8h²) + 4L²h²."""
         d, h, length = d_model, n_heads, seq_len
-        mixing = length * (4 * d * 4 * h + 16 * 4 * h * h + 4 * d * h)
-        return 4 * length * d * d + 2 * length**2 * d + mixing
+        mixing = length * (4 * d * 4 * h + 16 * 4 * h * h + 4 * d * h + 8 * h * h)
+        return 4 * length * d * d + 2 * length**2 * d + mixing + 4 * length**2 * h * h

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Cache, Heads
+from damcha.attention.base import Cache, Heads, mix_heads
 from damcha.attention.mha import MHA
 
 
@@ -17,7 +17,7 @@ class IHA(MHA):
 
     arXiv 2602.21371. Each head attends over L·P pseudo-tokens (token-major: n·P + p) under the mask
     of their tokens, ⌊j/P⌋ ≤ ⌊i/P⌋ when causal; then head i's output is Σ R_{i,(h,p)} O_{h,p}, and
-    W_O as usual. Pseudo-heads p, p' of head h score Σ_{m,m'} α^Q_{mhp} α^K_{m'hp'} q_m k_m'ᵀ/√e: any
+    W_O as usual. Pseudo-heads p, r of head h score Σ_{m,n} α^Q_{mhp} α^K_{nhr} q_m k_nᵀ/√e: any
     query head meets any key head. Parameters 4d² + 4h²P; 4Ld² + 4Ld·hP + 2P²L²d multiply-adds.
     Fused kernels attend, with a mask where causal. Rotary positions turn by token. The cache holds
     mixed keys and values, P for each token.
@@ -70,9 +70,8 @@ class IHA(MHA):
 
     def _mix(self, x: Tensor, alpha: Tensor) -> Tensor:
         """[B, h, L, e] → [B, h, L, P·e]: Σ_m α_{mhp} x_m, one matrix product."""
-        mixed = alpha.flatten(1).T @ x.flatten(2)  # [B, h·P, L·e]
-        by_head = mixed.unflatten(1, alpha.shape[1:]).unflatten(3, x.shape[2:])  # [B, h, P, L, e]
-        return by_head.transpose(2, 3).flatten(3)
+        mixed = mix_heads(alpha.flatten(1).T, x).unflatten(1, alpha.shape[1:])  # [B, h, P, L, e]
+        return mixed.transpose(2, 3).flatten(3)
 
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
         """The learned extra key and value, mixed like any token's."""
@@ -112,8 +111,7 @@ class IHA(MHA):
     def combine(self, out: Tensor, heads: Heads) -> Tensor:
         """Collapse pseudo-heads by R, then W_O."""
         pseudo = out.unflatten(2, (-1, self.pseudo_heads)).transpose(2, 3)  # [B, h, P, L, e]
-        collapsed = self.collapse @ pseudo.flatten(1, 2).flatten(2)  # [B, h, L·e]
-        return super().combine(collapsed.unflatten(2, pseudo.shape[3:]), heads)
+        return super().combine(mix_heads(self.collapse, pseudo.flatten(1, 2)), heads)
 
     @classmethod
     def parameter_count(

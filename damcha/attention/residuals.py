@@ -27,13 +27,22 @@ class AttentionResidual(nn.Module):
         self.query = nn.Parameter(torch.zeros(d_model))
         self.norm = nn.RMSNorm(d_model, eps=1e-6)
 
-    def weights(self, sources: Float[Tensor, "n batch tokens d"]) -> Tensor:
-        """α, [n, batch, tokens, heads]."""
-        keys = (self.norm(sources) * self.query).unflatten(-1, (self.heads, -1))
-        return keys.sum(-1).softmax(0)
+    def weights(self, sources: Sequence[Tensor]) -> Float[Tensor, "n batch tokens heads"]:
+        """α of every source [batch, tokens, d], by slice of the width."""
+        # (s/rms(s) ∘ g)·q by slices is one product of s with q ∘ g laid out by slice [d, heads].
+        direction = torch.block_diag(
+            *(self.query * self.norm.weight).unflatten(0, (self.heads, -1)).unbind()
+        ).T
+        eps = self.norm.eps or 0.0
+        logits = [
+            (source @ direction) * (source.square().mean(-1, keepdim=True) + eps).rsqrt()
+            for source in sources
+        ]
+        return torch.stack(logits).softmax(0)
 
     def forward(self, sources: Sequence[Tensor]) -> Float[Tensor, "batch tokens d"]:
         """The mixture of sources [batch, tokens, d]."""
-        stacked = torch.stack(tuple(sources))
-        slices = stacked.unflatten(-1, (self.heads, -1))
-        return (self.weights(stacked)[..., None] * slices).sum(0).flatten(-2)
+        out = torch.zeros_like(sources[0]).unflatten(-1, (self.heads, -1))
+        for weight, source in zip(self.weights(sources), sources, strict=True):
+            out = torch.addcmul(out, weight[..., None], source.unflatten(-1, (self.heads, -1)))
+        return out.flatten(-2)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Heads
+from damcha.attention.base import Heads, mix_heads
 from damcha.attention.mha import MHA
 
 
@@ -16,8 +16,8 @@ class THA(MHA):
 
     Shazeer et al. 2020 (arXiv 2003.02436, §3). Queries and keys have `key_heads` heads, the softmax
     `num_heads`, the values `value_heads`. Masks come after the first mixing (before it, −inf times
-    a weight of either sign is NaN). Parameters 4d² + h_k·h + h·h_v; 4Ld² + 2L²d + 2L²h² multiply-adds
-    where all head counts are h. The mixing needs the probabilities, so no fused kernel serves.
+    a weight of either sign is NaN). Parameters 4d² + h_k·h + h·h_v; 4Ld² + 2L²d + 2L²h²
+    multiply-adds where all head counts are h. The mixing needs the probabilities: not fused.
 
     Published code: mesh-tensorflow has no 1/√e (it is in the initial values of W_Q); CaiT adds a
     bias in both mixings. The bias before the softmax is the same for all keys of a row and changes
@@ -58,11 +58,11 @@ class THA(MHA):
 
     def mix_scores(self, scores: Tensor, heads: Heads) -> Tensor:
         """J = P_ℓ S."""
-        return _mix(self.mix_logits.weight, scores)  # its bias is lost in the softmax
+        return mix_heads(self.mix_logits.weight, scores)  # its bias is lost in the softmax
 
     def mix_weights(self, weights: Tensor, heads: Heads, allowed: Tensor | None) -> Tensor:
         """P_w W, with the bias on unmasked keys."""
-        mixed = _mix(self.mix_probabilities.weight, weights)
+        mixed = mix_heads(self.mix_probabilities.weight, weights)
         bias = self.mix_probabilities.bias
         if bias is None:
             return mixed
@@ -98,8 +98,3 @@ class THA(MHA):
         hk, hv, e = key_heads or n_heads, value_heads or n_heads, d_model // n_heads
         projections = 2 * seq_len * d_model * e * (hk + hv)
         return projections + seq_len**2 * (hk + hv) * (e + n_heads)
-
-
-def _mix(weight: Tensor, x: Tensor) -> Tensor:
-    """Σ_a weight[g, a] x[:, a]: one matrix product over [B, h, query·key]."""
-    return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])

@@ -293,7 +293,9 @@ def test_route_kernel(heads):
     sources = data["sources"].clone().requires_grad_()
     out = site(sources.unbind())
     torch.testing.assert_close(out, data[f"out_H{heads}"], **TOLERANCE)
-    torch.testing.assert_close(site.weights(sources), data[f"weights_H{heads}"], **TOLERANCE)
+    torch.testing.assert_close(
+        site.weights(sources.unbind()), data[f"weights_H{heads}"], **TOLERANCE
+    )
     null = data["null_source"].expand_as(data["partial"])
     delta = data["partial"] + site([null, *sources.unbind()])
     torch.testing.assert_close(delta, data[f"delta_out_H{heads}"], **TOLERANCE)
