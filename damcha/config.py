@@ -52,7 +52,7 @@ class _Config(BaseModel):
 def check_size(n_weights: int, field: str, remedy: str) -> None:
     """Refuse a model of more than MAX_PARAMETERS weights, naming the field to lower."""
     if n_weights > MAX_PARAMETERS:
-        raise ValueError(
+        raise ConfigError(
             f"{field}: this model would have about {n_weights:,} weights, more than the "
             f"{MAX_PARAMETERS:,} that damcha accepts; {remedy}"
         )

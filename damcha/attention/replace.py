@@ -1,9 +1,9 @@
-"""DAMCHA in a user's own model: every ``nn.MultiheadAttention`` swapped."""
+"""Our attention in a user's own model: every ``nn.MultiheadAttention`` swapped."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -88,11 +88,14 @@ def replace_attention(
     *,
     sharing: Literal["stack", "none"] | None = None,
     cross_metric: MetricConfig | None = None,
+    attention: type[Attention] = DAMCHAttention,
+    **options: Any,
 ) -> nn.Module:
-    """Return a copy of a model in which DAMCHA stands for every ``nn.MultiheadAttention``.
+    """Return a copy of a model in which another attention stands for ``nn.MultiheadAttention``.
 
-    Value and output projections are taken over from the replaced layers; W_Q and W_K have no
-    counterpart and are dropped, so the copy needs training.
+    What has a counterpart is taken over from the replaced layers (:meth:`Attention.take_over`): all
+    projections where the mechanism has them. DAMCHA takes values and output; W_Q and W_K have no
+    counterpart there and are dropped, so the copy needs training.
 
     Parameters
     ----------
@@ -107,12 +110,19 @@ def replace_attention(
     cross_metric
         Configuration for the cross-attention of decoders; `metric` with ``context="full"`` by
         default, since a query may see the whole memory.
+    attention, options
+        Any other mechanism, e.g. ``attention=IHA, pseudo_heads=2``; `metric`, `sharing` and
+        `cross_metric` are DAMCHA's alone.
 
     Raises
     ------
     ConfigError
-        If there is nothing to replace, or a layer cannot be DAMCHA (keys of another width).
+        If there is nothing to replace, or a layer cannot be of that kind (keys of another width).
     """
+    if attention is not DAMCHAttention:
+        if metric is not None or cross_metric is not None or sharing is not None:
+            raise ConfigError(f"metric: {attention.__name__} has no metric to configure or share")
+        return _replaced(model, lambda old, is_cross: _converted(old, attention, **options))
     metric = metric or MetricConfig()
     how = sharing or metric.sharing
     if how not in ("stack", "none"):
@@ -121,9 +131,28 @@ def replace_attention(
         )
     if cross_metric is None:
         cross_metric = metric.model_copy(update={"context": "full", "context_stride": 1})
+
+    def converted(old: nn.MultiheadAttention, is_cross: bool) -> Attention:
+        return _converted(old, attention, metric=cross_metric if is_cross else metric, **options)
+
+    model = _replaced(model, converted)
+    if how == "none":
+        return model
+    wrapped: dict[nn.Module, nn.Module] = {stack: _share_in(stack) for stack in _stacks(model)}
+    for parent in list(model.modules()):
+        for leaf, child in parent._modules.items():
+            if child is not None and child in wrapped:
+                setattr(parent, leaf, wrapped[child])
+    return wrapped.get(model, model)
+
+
+def _replaced(
+    model: nn.Module, convert: Callable[[nn.MultiheadAttention, bool], Attention]
+) -> nn.Module:
+    """A copy with every attention converted, told whether it is a decoder's cross-attention."""
     model = copy.deepcopy(model)
     if isinstance(model, nn.MultiheadAttention):
-        return _converted(model, metric)
+        return convert(model, False)
     found = [
         (parent, leaf, old)
         for parent in model.modules()
@@ -135,54 +164,40 @@ def replace_attention(
             "model: it has no nn.MultiheadAttention to replace; build it with DAMCHAttention, "
             "which takes the same arguments"
         )
-    converted: dict[nn.Module, DAMCHAttention] = {}
+    converted: dict[nn.Module, Attention] = {}
     for parent, leaf, old in found:
         is_cross = isinstance(parent, nn.TransformerDecoderLayer) and leaf == "multihead_attn"
         if old not in converted:
-            converted[old] = _converted(old, cross_metric if is_cross else metric)
+            converted[old] = convert(old, is_cross)
         setattr(parent, leaf, converted[old])
         if isinstance(parent, nn.TransformerEncoderLayer):
             # The encoder layer's other gate to the C++ path looks at the activation only.
             parent.activation_relu_or_gelu = 0
-    wrapped: dict[nn.Module, nn.Module] = {}
-    for stack in list(_stacks(model)):
+    for stack in _stacks(model):
         if isinstance(stack, nn.TransformerEncoder):
             # Packing pads away needs kernels that only torch's own attention has.
             stack.use_nested_tensor = False
         _number(stack)
-        if how == "stack":
-            wrapped[stack] = _share_in(stack)
-    for parent in list(model.modules()):
-        for leaf, child in parent._modules.items():
-            if child is not None and child in wrapped:
-                setattr(parent, leaf, wrapped[child])
-    return wrapped.get(model, model)
+    return model
 
 
 def _stacks(model: nn.Module) -> Iterator[nn.Module]:
     """Stacks with attention of ours; layers of a user's own may have none."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and any(
-            isinstance(part, DAMCHAttention) for part in module.modules()
+            isinstance(part, Attention) for part in module.modules()
         ):
             yield module
 
 
-def _converted(old: nn.MultiheadAttention, metric: MetricConfig) -> DAMCHAttention:
+def _converted(old: nn.MultiheadAttention, attention: type[Attention], **options: Any) -> Attention:
     like = old.out_proj.weight
-    new = DAMCHAttention(
+    new = attention(
         old.embed_dim, old.num_heads, old.dropout, old.in_proj_bias is not None,
         old.bias_k is not None, old.add_zero_attn, old.kdim, old.vdim, old.batch_first,
-        like.device, like.dtype, metric=metric,
+        like.device, like.dtype, **options,
     )  # fmt: skip
-    with torch.no_grad():
-        values = old.in_proj_weight.chunk(3)[2] if old._qkv_same_embed_dim else old.v_proj_weight
-        new.value_proj.weight.copy_(values)
-        new.out_proj.load_state_dict(old.out_proj.state_dict())
-        if old.in_proj_bias is not None:
-            new.value_proj.bias.copy_(old.in_proj_bias.chunk(3)[2])
-        if old.bias_v is not None and new.bias_v is not None:
-            new.bias_v.copy_(old.bias_v)
+    new.take_over(old)
     return new.train(old.training)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from damcha.attention import MHA, DAMCHAttention
-from damcha.config import TASKS, ModelConfig
+from damcha.attention import ATTENTIONS
+from damcha.config import TASKS, MetricConfig, ModelConfig
 from damcha.errors import InputError
 from damcha.model import MODELS, Stack, build_model, patchify, unpatchify
 from damcha.tap import tap
@@ -33,6 +33,16 @@ VARIANTS = {
     "psd": {"constraint": "psd", "rank": 3},
     "low rank": {"constraint": "low_rank", "rank": 2, "sharing": "none"},
     "separate": {"off_diagonal": "separate"},
+    "tha": {"attention": "tha", "mix_bias": True},
+    "dcmha": {"attention": "dcmha", "qk_norm": True},
+    "colmha": {"attention": "colmha", "shared_width": 24},
+    "mma": {"attention": "mma", "local_window": 2},
+    "moa": {"attention": "moa", "n_experts": 5},
+    "budgetformer": {"attention": "budgetformer"},
+    "iha": {"attention": "iha", "pseudo_heads": 3},
+    "rotary iha": {"attention": "iha", "positions": "rotary"},
+    "attention residuals": {"attention": "mha", "residual": "attention"},
+    "multi-head attention residuals": {"residual": "mhar"},
 }
 
 
@@ -81,14 +91,14 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("attention", ["damcha", "mha"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("task", TASKS)
 def test_outputs(task_model, task, attention):
     model = task_model(task, attention=attention)
     x = inputs_of(task)
     assert type(model) is MODELS[task]
     assert model(x).shape == OUTPUTS[task]
-    kind = DAMCHAttention if attention == "damcha" else MHA
+    kind = ATTENTIONS[attention]
     assert sum(isinstance(module, kind) for module in model.modules()) == 2
 
 
@@ -421,10 +431,13 @@ class TestErrors:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_token(normal, randomise, variant):
     settings = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 8}
-    metric = {"context": "causal", "hidden_dims": (4,)}
+    metric, mechanism = {"context": "causal", "hidden_dims": (4,)}, {}
     for name, value in VARIANTS[variant].items():
-        (settings if name in ModelConfig.model_fields else metric)[name] = value
-    stack = randomise(Stack(ModelConfig(**settings, metric=metric)).double())
+        in_metric = name in MetricConfig.model_fields
+        own = settings if name in ModelConfig.model_fields else mechanism
+        (metric if in_metric else own)[name] = value
+    config = ModelConfig(**settings, metric=metric, mechanism=mechanism)
+    stack = randomise(Stack(config).double())
     assert stack(normal(2, 1, 16)).isfinite().all()
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from damcha import replace_attention
-from damcha.attention import DAMCHAttention
+from damcha.attention import ATTENTIONS, IHA, MMA, DAMCHAttention
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
 from damcha.tap import tap
@@ -178,3 +178,32 @@ class TestErrors:
     def test_keys_of_another_width(self):
         with pytest.raises(ConfigError, match="kdim=5 must equal embed_dim=8"):
             replace_attention(nn.MultiheadAttention(D, H, kdim=5))
+
+
+OTHERS = sorted(set(ATTENTIONS) - {"damcha"})
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_mechanism_can_be_put_in_a_model(encoder, normal, name):
+    kind, x = ATTENTIONS[name], normal(2, 5, D)
+    model = replace_attention(encoder, attention=kind)
+    assert count(model, nn.MultiheadAttention) == 0 and count(model, kind) == 3
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    before = model(x, mask=mask, is_causal=True)
+    x[:, 3:] += 1
+    after = model(x, mask=mask, is_causal=True)
+    torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=1e-12)
+    assert not torch.allclose(after, before)
+
+
+def test_what_has_a_counterpart_is_kept(encoder, normal):
+    x = normal(2, 5, D)
+    same = replace_attention(encoder, attention=MMA, local_window=5)  # two heads that see all
+    torch.testing.assert_close(same(x), encoder(x), rtol=0, atol=1e-12)
+    collaborative = replace_attention(encoder, attention=ATTENTIONS["colmha"])
+    torch.testing.assert_close(collaborative(x), encoder(x), rtol=0, atol=1e-12)
+
+
+def test_a_metric_is_damcha_s_alone(encoder):
+    with pytest.raises(ConfigError, match="IHA has no metric"):
+        replace_attention(encoder, FULL, attention=IHA)
