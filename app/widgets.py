@@ -431,7 +431,7 @@ def no_metric(subject: Subject) -> None:
     kind = subject.run.config.model.attention.upper()
     st.info(
         f"Run {plain(subject.run.name)} uses {kind}: its heads share no cross-head metric, so "
-        "there is nothing to show here. Choose a DAMCHA run in the sidebar.",
+        "there is nothing to show here. Choose another run in the sidebar.",
         icon=":material/info:",
     )
 

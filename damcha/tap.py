@@ -70,7 +70,7 @@ class Capture:
         if not self.records:
             raise CaptureError(
                 f"{name}: nothing was captured; run the tapped model inside the `with` block, and "
-                "check that it has a DAMCHA metric (an MHA model has none)"
+                "check that its attention has a cross-head metric (MoA has none)"
             )
         values = [getattr(record, name) for record in self.records]
         for value in values:

@@ -124,6 +124,8 @@ def tiny_runs(tmp_path_factory, task_config):
 
     make("fashion-damcha")
     make("mha", attention="mha")
+    for other in ("moa", "dcmha", "iha"):
+        make(other, attention=other)
     make("text", "language_modelling")
     make("unshared", sharing="none", epochs=(3,))
     make("bilinear", aggregation="bilinear", epochs=(3,))

@@ -15,7 +15,7 @@ from damcha.analysis.atlas import FEATURES, MAPS, STATISTICS, Atlas, nearest, pr
 from damcha.data.evaluation import EvaluationSet
 from damcha.errors import InputError
 from damcha.figures.style import number
-from damcha.gallery import Snapshot, Subject, atlas
+from damcha.gallery import Snapshot, Subject, atlas, unfit
 
 PARTS = {
     "map": "Map",
@@ -104,9 +104,9 @@ def shown(
             figure = atlas.relation(snapshot, data, s.atlas_statistic, **options)
             widgets.show(figure, "relation", 760)
         elif s.atlas_part == "probes":
-            read(found, key)
+            read(snapshot, found, key)
         elif s.atlas_part == "neighbours":
-            neighbours(subject, data, found)
+            neighbours(subject, snapshot, data, found)
         else:
             chart(snapshot, data, found, key, options)
     state.write_url(subject)
@@ -123,7 +123,7 @@ def chart(
     s = session()
     columns = st.columns(3, gap="medium")
     with columns[0]:
-        choose_feature()
+        choose_feature(snapshot)
     with columns[1]:
         st.selectbox(
             "Map",
@@ -150,12 +150,13 @@ def chart(
     st.caption("Each point is an input; click one to open it in Inspect.")
 
 
-def choose_feature() -> None:
+def choose_feature(snapshot: Snapshot) -> None:
     """What of the metric is compared."""
+    features = [feature for feature in FEATURES if not unfit(snapshot.run, feature)]
     st.selectbox(
         "Of",
-        list(FEATURES),
-        key=state.bind("atlas_feature", list(FEATURES)),
+        features,
+        key=state.bind("atlas_feature", features),
         format_func=FEATURES.__getitem__,
         width=300,
     )
@@ -189,10 +190,10 @@ def original(data: EvaluationSet, k: int) -> tuple[bytes, bool]:
     return buffer.getvalue(), False
 
 
-def read(found: Atlas, key: tuple[Any, ...]) -> None:
+def read(snapshot: Snapshot, found: Atlas, key: tuple[Any, ...]) -> None:
     """What the class can be read from."""
     s = session()
-    choose_feature()
+    choose_feature(snapshot)
     try:
         with st.spinner("Cross-validating", show_time=True):
             rows, note = cache.probed(key, s.atlas_feature, found)
@@ -213,10 +214,10 @@ def read(found: Atlas, key: tuple[Any, ...]) -> None:
     )
 
 
-def neighbours(subject: Subject, data: EvaluationSet, found: Atlas) -> None:
+def neighbours(subject: Subject, snapshot: Snapshot, data: EvaluationSet, found: Atlas) -> None:
     """The held-out inputs whose metric is closest to this one's."""
     s = session()
-    choose_feature()
+    choose_feature(snapshot)
     metric = subject.metric(s.layer, s.position)
     own = project(found, s.atlas_feature, metric, subject.n_heads)
     order, gaps = nearest(found.features[s.atlas_feature], own, 8)

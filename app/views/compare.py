@@ -11,7 +11,7 @@ from app.state import Given, session
 from damcha.analysis.comparison import DEFINITIONS, INDEFINITE, Distances
 from damcha.figures.comparison import MEASURES
 from damcha.figures.style import number
-from damcha.gallery import Subject, comparison
+from damcha.gallery import Subject, comparison, unfit
 
 PARTS = {
     "metrics": "Metrics",
@@ -189,10 +189,12 @@ def position(subject: Subject, other: Subject) -> int:
 def metrics(subject: Subject, other: Subject, place: int) -> None:
     """Entries and distances."""
     s = session()
+    runs = (subject.run, other.run)
+    views = [view for view in VIEWS if not any(unfit(run, view) for run in runs)]
     st.segmented_control(
         "View of the metrics",
-        list(VIEWS),
-        key=state.bind("compare_view", list(VIEWS)),
+        views,
+        key=state.bind("compare_view", views),
         format_func=VIEWS.__getitem__,
         label_visibility="collapsed",
     )

@@ -11,7 +11,7 @@ from app.state import session
 from damcha.analysis.epochs import CURVES
 from damcha.errors import DamchaError
 from damcha.figures.epochs import FIELDS
-from damcha.gallery import Subject, epochs
+from damcha.gallery import Subject, epochs, unfit
 from damcha.gallery.epochs import History
 
 FORMS = {
@@ -53,7 +53,8 @@ def chosen(subject: Subject) -> None:
 def controls(subject: Subject) -> None:
     """Runs, field and form."""
     s = session()
-    names = [run.name for run in cache.companions(subject.run)]
+    companions = cache.companions(subject.run)
+    names = [run.name for run in companions]
     static = subject.run.name.rsplit("-", 1)[0] + "-static"
     usual = tuple(name for name in (static, subject.run.name) if name in names)
     if not s.epochs_runs or not set(s.epochs_runs) <= set(names):
@@ -65,9 +66,11 @@ def controls(subject: Subject) -> None:
             help="Runs of the same task, data and width; w/o f(x) is the static metric.",
         )  # fmt: skip
         s.epochs_runs = tuple(picked) or (subject.run.name,)
+    meet = any(unfit(run, "head_metrics") for run in companions if run.name in s.epochs_runs)
+    fields = [field for field in FIELDS if field != "head" or not meet]
     with middle:
         st.selectbox(
-            "Field", list(FIELDS), key=state.bind("epochs_field", list(FIELDS)),
+            "Field", fields, key=state.bind("epochs_field", fields),
             format_func=lambda field: FIELDS[field].format(head=s.epochs_head),
         )  # fmt: skip
     with right:

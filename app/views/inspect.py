@@ -70,7 +70,9 @@ def metric(subject: Subject) -> None:
     left, right = st.columns([3, 2], gap="large")
     position = 0
     with left, widgets.guard("The metric"):
-        views = [view for view in VIEWS if view != "difference" or subject.reference is not None]
+        views = [view for view in VIEWS if not gallery.unfit(subject.run, view)]
+        if subject.reference is None:
+            views.remove("difference")
         st.segmented_control(
             "View of the metric",
             views,
@@ -85,7 +87,7 @@ def metric(subject: Subject) -> None:
             block = _block(subject)
         figure = gallery.metric(subject, s.view, s.layer, position, block)
         widgets.show(figure, "metric", 600, words=WORDS[s.view])
-        note = gallery.identifiability_note(subject)
+        note = gallery.metric_note(subject)
         if note and s.view != "head_metrics":
             st.caption(f":material/info: {widgets.plain(note)}")
         numbers(subject, position)

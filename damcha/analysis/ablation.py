@@ -24,6 +24,7 @@ from damcha.analysis.inspection import CONTINUATION, picture
 from damcha.analysis.progress import Progress
 from damcha.attention.metric import blocks, row_sum, unblocks
 from damcha.checkpoint.run import Example
+from damcha.config import ModelConfig
 from damcha.data.evaluation import EvaluationSet
 from damcha.errors import InputError
 from damcha.model import ByteLM, ImageClassifier, TaskModel
@@ -138,7 +139,7 @@ def edit_of(
         If the name is unknown, or the run has no data-set mean.
     """
     config = model.config.model
-    h, bilinear = config.n_heads, config.metric.aggregation == "bilinear"
+    h, bilinear = config.n_heads, _whole_rows(config)
     if name not in get_args(Intervention):
         choices = ", ".join(get_args(Intervention))
         raise InputError(f"intervention: '{name}' is not known; choose from {choices}")
@@ -232,7 +233,7 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
     if not capture.records:
         raise InputError(
             f"attention '{model.config.model.attention}' has no cross-head metric to ablate; "
-            "choose a DAMCHA run"
+            "choose another run"
         )
     with tap(model, _each(list(edits.values()))):
         loss = model.score(many, target.expand(len(edits)))["loss"]
@@ -305,7 +306,7 @@ def knock_out_heads(model: TaskModel, example: Example) -> NDArray[np.float64]:
 def over_ranks(model: TaskModel, example: Example) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Loss with every R_a cut to rank 0, 1, …, e: the ranks and the losses."""
     config = model.config.model
-    bilinear = config.metric.aggregation == "bilinear"
+    bilinear = _whole_rows(config)
 
     def cut(rank: int) -> Edit:
         return lambda metric, layer: of_rank(metric, config.n_heads, rank, bilinear)
@@ -329,7 +330,7 @@ def _losses(model: TaskModel, example: Example, edits: list[Edit]) -> NDArray[np
         if not capture.records:
             raise InputError(
                 f"attention '{model.config.model.attention}' has no cross-head metric to edit; "
-                "choose a DAMCHA run"
+                "choose another run"
             )
         found.append(_array(scores["loss"]))
     return np.concatenate(found).astype(np.float64)
@@ -357,7 +358,7 @@ def evaluate(
             if not capture.records:
                 raise InputError(
                     f"attention '{model.config.model.attention}' has no cross-head metric to "
-                    "ablate; choose a DAMCHA run"
+                    "ablate; choose another run"
                 )
             losses[name].append(_array(scores["loss"]))
             if "accuracy" in scores:
@@ -414,6 +415,11 @@ def summarise(evaluation: Evaluation, seed: int = 0) -> tuple[Summary, ...]:
     return tuple(found)
 
 
+def _whole_rows(config: ModelConfig) -> bool:
+    """Whether scores use every block of a row for itself: not so under DAMCHA's RowSum."""
+    return config.attention != "damcha" or config.metric.aggregation == "bilinear"
+
+
 def inputs_of(model: TaskModel, example: Example) -> Tensor:
     """The example's inputs on the model's device, in its precision."""
     like = next(model.parameters())
@@ -424,8 +430,12 @@ def inputs_of(model: TaskModel, example: Example) -> Tensor:
 def _room(model: TaskModel) -> int:
     """How many examples' metrics fit MOST_NUMBERS."""
     config = model.config.model
-    causal = config.metric.context == "causal" and config.metric.generator == "mlp"
-    positions = -(-model.config.seq_len // config.metric.context_stride) if causal else 1
+    positions = 1
+    if config.attention in ("dcmha", "authors-dcmha"):
+        positions = model.config.seq_len
+    elif config.attention == "damcha" and config.metric.generator == "mlp":
+        if config.metric.context == "causal":
+            positions = -(-model.config.seq_len // config.metric.context_stride)
     return max(1, MOST_NUMBERS // (positions * config.d_model**2))
 
 

@@ -187,8 +187,7 @@ def _captured(
     """One metric of each input, [n, d, d], and what f_θ was given for it, [n, d]."""
     if not records:
         raise InputError(
-            f"attention '{config.attention}' has no cross-head metric to survey; choose a DAMCHA "
-            "run"
+            f"attention '{config.attention}' has no cross-head metric to survey; choose another run"
         )
     if not 0 <= source < len(records):
         raise InputError(f"layer: {source} is not one of 0 to {len(records) - 1}")

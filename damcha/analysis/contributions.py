@@ -110,7 +110,7 @@ def contributions(
     if not capture.records:
         raise InputError(
             f"attention '{model.config.model.attention}' has no cross-head metric to attribute to; "
-            "choose a DAMCHA run"
+            "choose another run"
         )
     leaves = tuple(record.metric.detach().clone() for record in capture.records)
     n_positions = leaves[0].shape[1]

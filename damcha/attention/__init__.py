@@ -3,6 +3,7 @@
 A new mechanism is one file with a subclass of :class:`Attention` and one line in ATTENTIONS.
 """
 
+from damcha.attention.authors import BlockColMHA, RankMoA, RouterDCMHA
 from damcha.attention.auxiliary import auxiliary_losses
 from damcha.attention.base import Attention, Cache, Heads
 from damcha.attention.budget import BudgetFormer
@@ -28,10 +29,14 @@ ATTENTIONS: dict[str, type[Attention]] = {
     "moa": MoA,
     "budgetformer": BudgetFormer,
     "iha": IHA,
+    "authors-dcmha": RouterDCMHA,
+    "authors-colmha": BlockColMHA,
+    "authors-moa": RankMoA,
 }
 
 __all__ = [
     "ATTENTIONS", "DCMHA", "IHA", "MHA", "MMA", "THA", "Attention", "AttentionResidual",
-    "BudgetFormer", "Cache", "ColMHA", "CrossHeadMetric", "DAMCHAttention", "Heads", "Metric",
-    "MoA", "auxiliary_losses", "blocks", "replace_attention", "row_sum", "sharing", "unblocks",
+    "BlockColMHA", "BudgetFormer", "Cache", "ColMHA", "CrossHeadMetric", "DAMCHAttention", "Heads",
+    "Metric", "MoA", "RankMoA", "RouterDCMHA", "auxiliary_losses", "blocks", "replace_attention",
+    "row_sum", "sharing", "unblocks",
 ]  # fmt: skip

@@ -29,9 +29,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from damcha.attention.implied import Implied
+from damcha.attention.metric import row_sum
 from damcha.attention.positions import rotary_angles, rotate
 from damcha.errors import ConfigError, InputError
-from damcha.tap import report, wants
+from damcha.tap import MetricRecord, edit_metric, listening, report, report_metric, wants
 
 
 def mix_heads(weight: Float[Tensor, "new old"], x: Float[Tensor, "batch old *rest"]) -> Tensor:
@@ -58,6 +60,8 @@ class Heads:
     """What else the mechanism needs of each query token."""
     of_keys: Float[Tensor, "batch key n"] | None = None
     """… and of each key token; kept in the cache beside the keys."""
+    change: Float[Tensor, "batch heads query width"] | None = None
+    """Queries that an edit of the implied metric adds, against all heads' keys side by side."""
     routing: Any = None
     """Anything else that a mechanism hands from :meth:`Attention.project` to its later steps."""
 
@@ -132,6 +136,11 @@ class Attention(nn.Module):
     """Index in the stack, under which captures are filed."""
     explicit: ClassVar[bool] = False
     """Whether the probabilities must be formed, so that no fused kernel can be used."""
+    LENS: ClassVar[str] = ""
+    """What the blocks of the implied metric are, in a sentence; "" where there is none."""
+    heads_meet: ClassVar[bool] = False
+    """Whether the implied metric has blocks off its diagonal, so that a sum over a row of blocks
+    adds forms in different bases."""
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     """The fields of MechanismConfig that are keyword arguments of this mechanism."""
 
@@ -232,6 +241,18 @@ class Attention(nn.Module):
         """Change the probabilities, [B, h, query, key] (where `explicit`)."""
         return weights
 
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """The cross-head metric that the mechanism implies (:mod:`damcha.attention.implied`).
+
+        `heads` has queries before rotary positions, and what is known of all keys seen so far;
+        `padding` is theirs. None where there is no such metric.
+        """
+        return None
+
+    def side_by_side(self, heads: Heads) -> Float[Tensor, "batch key width"]:
+        """All heads' keys side by side, as edits of the implied metric meet them."""
+        return heads.k.transpose(1, 2).flatten(2)
+
     def per_token(self, values: Tensor, what: Literal["scores", "attention"]) -> Tensor:
         """Scores or probabilities as they are shown: one row a query token, one column a key."""
         return values
@@ -330,20 +351,36 @@ class Attention(nn.Module):
         heads = self.project(
             call.query, call.key, call.value, call.padding, call.causal, call.cache, **call.given
         )
-        if self.rotary:
-            q, k = (
-                rotate(x, rotary_angles(x.shape[2], self.head_dim, call.seen, like=x))
-                for x in (heads.q, heads.k)
-            )
-            heads = replace(heads, q=q, k=k)
-        padding = call.padding
+        heads, padding = replace(heads, k=self.turned(heads.k, call.seen)), call.padding
         if call.cache is not None:
             heads, padding = call.cache.append(heads, padding)
+        if listening(self):
+            heads = self._lens(heads, padding, call.causal)
+        change = None if heads.change is None else self.turned(heads.change, call.seen)
+        heads = replace(heads, q=self.turned(heads.q, call.seen), change=change)
         allowed, bias = self._masks(call, padding, heads.k.shape[2], self.key_bias(heads))
         heads, allowed, bias = self._extra_keys(heads, allowed, bias)
         fused_causal = call.is_causal and call.seen == 0
         out, weights = self._attend(heads, allowed, bias, fused_causal, call.need_weights)
         return self.combine(out, heads), weights, self._dead_rows(allowed)
+
+    def turned(self, x: Tensor, seen: int) -> Tensor:
+        """Rotary positions, where this layer has them, after `seen` tokens."""
+        if not self.rotary:
+            return x
+        return rotate(x, rotary_angles(x.shape[2], self.head_dim, seen, like=x))
+
+    def _lens(self, heads: Heads, padding: Tensor | None, causal: bool) -> Heads:
+        """Report the implied metric to the open taps; where one edits it, note the change."""
+        found = self.implied(heads, padding, causal)
+        if found is None:
+            return heads
+        metric = edit_metric(self, found.metric, self.layer)
+        rows = row_sum(metric, self.num_heads)
+        report_metric(self, MetricRecord(self.layer, metric, rows, None, found.stride))
+        if metric is found.metric:
+            return heads
+        return replace(heads, change=found.scores_of(metric - found.metric))
 
     def looked_at(self, need_weights: bool) -> bool:
         """Whether somebody wants to see scores or probabilities of this call."""
@@ -507,6 +544,7 @@ class Attention(nn.Module):
         one_key = k.shape[1] != q.shape[1]
         explicit = (
             self.explicit
+            or heads.change is not None
             or self.looked_at(need_weights)
             or (one_key and q.shape[-1] != v.shape[-1])
         )
@@ -524,6 +562,10 @@ class Attention(nn.Module):
         else:
             scores = q @ k.transpose(-2, -1) * scale
         scores = self.mix_scores(scores, heads)
+        if heads.change is not None:
+            keys = self.side_by_side(heads).transpose(1, 2)
+            added = heads.change.flatten(1, 2) @ keys * scale
+            scores = scores + added.unflatten(1, (-1, heads.change.shape[2]))
         report(self, "scores", self.layer, self.per_token(scores, "scores"))
         if fused_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()

@@ -15,6 +15,7 @@ from damcha.attention.metric import ContextState, pooled_context, prefix_context
 from damcha.attention.mha import MHA
 from damcha.attention.positions import rotary_angles, rotate
 from damcha.errors import ConfigError
+from damcha.tap import listening
 
 LEAST, MOST = 0.1, 0.9
 """The hinge keeps the budget between these (attention-variants.md)."""
@@ -39,6 +40,10 @@ class BudgetFormer(MHA):
     evaluation about k/h of MHA's 4Ld² + 2L²d multiply-adds.
     """
 
+    LENS = (
+        "Block (a, a) is head a's own W_Q,aᵀW_K,a; heads do not meet, so the other blocks are "
+        "zero by construction. The gates weigh outputs and are no part of it."
+    )
     OPTIONS = ("budget_hidden", "budget_loss", "entropy_loss")
 
     def __init__(
@@ -132,7 +137,8 @@ class BudgetFormer(MHA):
     def _run(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """In evaluation compute only the heads that are kept, unless somebody looks at all."""
         extra = self.bias_k is not None or self.add_zero_attn
-        if self.training or extra or self.looked_at(call.need_weights):
+        looked_at = self.looked_at(call.need_weights) or listening(self)
+        if self.training or extra or looked_at:
             return super()._run(call)
         return self._skip(call)
 

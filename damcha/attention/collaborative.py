@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from damcha.attention.base import Attention, Cache, Heads, split_heads
+from damcha.attention.implied import Implied, implied
 from damcha.errors import ConfigError
 
 
@@ -26,6 +27,11 @@ class ColMHA(Attention):
     Published code (epfml) divides by √(D̃/h) also the content bias, as here.
     """
 
+    LENS = (
+        "Block (a, b) is how head a weighs the b-th slice of the query and key dimensions "
+        "that all heads share."
+    )
+    heads_meet = True
     OPTIONS = ("shared_width",)
 
     def __init__(
@@ -91,15 +97,28 @@ class ColMHA(Attention):
         **given: Any,
     ) -> Heads:
         """Queries of head a: X W_Qᵀ ∘ m_a, [B, h, L, D̃]; one key; the content bias by key."""
-        q = self.query_proj(query)[:, None] * self.mixing[:, None]
+        shared = self.query_proj(query)
+        q = shared[:, None] * self.mixing[:, None]
         k = self.key_proj(key)[:, None]
         v = split_heads(self.value_proj(value), self.num_heads)
-        return Heads(q, k, v, of_keys=self.content_bias(key))
+        return Heads(q, k, v, of_keys=self.content_bias(key), routing=shared)
 
     def key_bias(self, heads: Heads) -> Tensor:
         """(Y W_cᵀ)_a / √(D̃/h)."""
         assert heads.of_keys is not None
         return heads.of_keys.transpose(1, 2)[:, :, None] * self.scale
+
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """Blocks (a, b) say how head a weighs the b-th slice of the shared dimensions.
+
+        None where D̃ is not divisible by h.
+        """
+        h = self.num_heads
+        if self.shared_width % h:
+            return None
+        mixing = self.mixing.unflatten(1, (h, -1))[None, None]
+        wq, wk = (x.weight.unflatten(0, (h, -1)) for x in (self.query_proj, self.key_proj))
+        return implied(mixing, wq, wk, split_heads(heads.routing, h))
 
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
         """The learned extra key is one for all heads."""

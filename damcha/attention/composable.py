@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from damcha.attention.base import Cache, Heads
+from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
 from damcha.errors import ConfigError
 
@@ -37,6 +39,12 @@ class DCMHA(MHA):
     """
 
     explicit = True
+    LENS = (
+        "Block (a, b) is what head b's form gives to the scores of head a for the queries of "
+        "this position, averaged over the keys they see. What is mixed after the softmax is "
+        "no part of it."
+    )
+    heads_meet = True
     OPTIONS = ("qk_norm",)
 
     def __init__(self, embed_dim: int, num_heads: int, *args: Any, qk_norm: bool = False,
@@ -93,6 +101,12 @@ class DCMHA(MHA):
         dd = torch.einsum("bld,cdh->blch", x, self.dd[roles]).tanh()
         return torch.cat((w1, w2, dd[:, :, :, None]), dim=3).flatten(2)
 
+    def _matrices(self, weights: Tensor, stage: int) -> Float[Tensor, "batch tokens new old"]:
+        """The mixing that tokens bring, without the identity; stage 0 scores, 1 probabilities."""
+        each = weights.unflatten(2, (2, 2 * RANK + 1, self.num_heads))[:, :, stage]
+        w1, w2, dd = each.split((RANK, RANK, 1), dim=2)
+        return w2.transpose(2, 3) @ w1 + torch.diag_embed(dd[:, :, 0])
+
     def _compose(self, a: Tensor, heads: Heads, stage: int) -> Tensor:
         """Compose(A); stage 0 before, 1 after the softmax.
 
@@ -101,15 +115,35 @@ class DCMHA(MHA):
         """
         assert heads.of_queries is not None and heads.of_keys is not None
 
-        def matrices(weights: Tensor) -> Tensor:  # [B, L, h, h], new head by old
-            each = weights.unflatten(2, (2, 2 * RANK + 1, self.num_heads))[:, :, stage]
-            w1, w2, dd = each.split((RANK, RANK, 1), dim=2)
-            return w2.transpose(2, 3) @ w1 + torch.diag_embed(dd[:, :, 0])
-
         eye = torch.eye(self.num_heads, dtype=a.dtype, device=a.device)
-        by_query = (matrices(heads.of_queries) + eye) @ a.transpose(1, 2)  # [B, i, h, j]
-        by_key = matrices(heads.of_keys) @ a.permute(0, 3, 1, 2)  # [B, j, h, i]
+        by_query = (self._matrices(heads.of_queries, stage) + eye) @ a.transpose(
+            1, 2
+        )  # [B, i, h, j]
+        by_key = self._matrices(heads.of_keys, stage) @ a.permute(0, 3, 1, 2)  # [B, j, h, i]
         return by_query.transpose(1, 2) + by_key.permute(0, 2, 3, 1)
+
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """Block (a, b) for query i: I + W_q(i) + the mean of W_k(j) over the keys it sees.
+
+        Another metric for every query, made of this input alone.
+        """
+        assert heads.of_queries is not None and heads.of_keys is not None
+        by_key = self._matrices(heads.of_keys, 0)
+        real = torch.ones_like(by_key[..., :1, :1])
+        if padding is not None:
+            real = (~padding)[..., None, None].to(by_key)
+        total, count = (by_key * real).cumsum(1), real.cumsum(1)
+        n_queries = heads.q.shape[2]
+        if not causal or n_queries > total.shape[1]:
+            total, count = (x[:, -1:].expand(-1, n_queries, -1, -1) for x in (total, count))
+        mean = total[:, -n_queries:] / count[:, -n_queries:].clamp(min=1)
+        eye = torch.eye(self.num_heads, dtype=mean.dtype, device=mean.device)
+        mixing = (eye + self._matrices(heads.of_queries, 0) + mean)[..., None]
+        (wq, _), (wk, _), _ = self.projections
+        wq, wk = (w.unflatten(0, (self.num_heads, -1)) for w in (wq, wk))
+        if self.qk_norm:  # q = W x ∘ gain / rms: the gain belongs to W, the rms to the coordinates
+            wq, wk = wq * self.q_norm.weight[:, None], wk * self.k_norm.weight[:, None]
+        return implied(mixing, wq, wk, heads.q, stride=1)
 
     def mix_scores(self, scores: Tensor, heads: Heads) -> Tensor:
         """Compose on the scores."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from damcha.attention.base import Cache, Heads, mix_heads
+from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
 
 
@@ -27,6 +28,10 @@ class IHA(MHA):
     from its earlier ones, which is another function.
     """
 
+    LENS = (
+        "Block (a, b) compares head a's mixed query with head b's key, averaged over pseudo- heads."
+    )
+    heads_meet = True
     OPTIONS = ("pseudo_heads",)
 
     def __init__(
@@ -66,7 +71,23 @@ class IHA(MHA):
             self._mix(x, alpha)
             for x, alpha in zip((heads.q, heads.k, heads.v), self.alpha, strict=True)
         )
-        return Heads(q, k, v)
+        return Heads(q, k, v, of_keys=self.raw_keys(heads, cache), routing=heads.q)
+
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """Block (a, b) is α^K_ba P_Q',a P_K,b, with q'_a = Σ_m α^Q_ma q_m; α are means over p."""
+        if not self.packed:
+            return None
+        h, (of_query, of_key) = self.num_heads, self.alpha[:2].mean(-1)  # [source, target]
+        (wq, _), (wk, _), _ = self.projections
+        wq, wk = (w.unflatten(0, (h, -1)) for w in (wq, wk))
+        queries = mix_heads(of_query.T, heads.routing)
+        mixed = mix_heads(of_query.T, wq[None])[0]
+        return implied(of_key.T[None, None, ..., None], mixed, wk, queries, "row")
+
+    def side_by_side(self, heads: Heads) -> Tensor:
+        """The heads' own keys, before they were mixed."""
+        assert heads.of_keys is not None
+        return heads.of_keys
 
     def _mix(self, x: Tensor, alpha: Tensor) -> Tensor:
         """[B, h, L, e] → [B, h, L, P·e]: Σ_m α_{mhp} x_m, one matrix product."""
@@ -100,7 +121,12 @@ class IHA(MHA):
             x.unflatten(3, (p, -1)).flatten(2, 3) for x in (heads.q, heads.k, heads.v)
         )  # [B, h, L·P, e]
         q, k, v = pseudo
-        return super()._attend(replace(heads, q=q, k=k, v=v), allowed, bias, False, need_weights)
+        heads = replace(heads, q=q, k=k, v=v)
+        if heads.change is not None:  # a change of a token's score, to each of its pseudo-heads'
+            assert heads.of_keys is not None
+            change = heads.change.repeat_interleave(p, 2)
+            heads = replace(heads, change=change, of_keys=heads.of_keys.repeat_interleave(p, 1))
+        return super()._attend(heads, allowed, bias, False, need_weights)
 
     def per_token(self, values: Tensor, what: Literal["scores", "attention"]) -> Tensor:
         """Mean over a token's pseudo-queries; of its pseudo-keys the sum, of scores the mean."""

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from damcha.attention.base import Attention, Cache, Heads, split_heads
+from damcha.attention.implied import Implied, implied
+from damcha.tap import listening
 
 
 class MHA(Attention):
@@ -20,6 +22,11 @@ class MHA(Attention):
     Mechanisms with projections of their own number of heads set `qk_heads`, `v_heads` and
     `head_dim` (talking heads).
     """
+
+    LENS = (
+        "Block (a, a) is head a's own W_Q,aᵀW_K,a; heads do not meet, so the other blocks are "
+        "zero by construction."
+    )
 
     def __init__(
         self,
@@ -85,13 +92,39 @@ class MHA(Attention):
         qk_heads, v_heads = self.qk_heads, self.v_heads
         return Heads(split_heads(q, qk_heads), split_heads(k, qk_heads), split_heads(v, v_heads))
 
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """Block-diagonal: q_a·k_a = x̂_a (P_Q,a P_K,a) ŷ_aᵀ. None where widths of inputs differ."""
+        mixing = torch.eye(self.num_heads, dtype=heads.q.dtype, device=heads.q.device)
+        return self.implied_by(mixing[None, None, ..., None], heads)
+
+    def implied_by(self, mixing: Tensor, heads: Heads, stride: int = 0) -> Implied | None:
+        """The metric whose block (a, b) is mixing_ab P_Q,b P_K,b."""
+        if not self.packed or self.qk_heads != self.num_heads:
+            return None
+        (wq, _), (wk, _), _ = self.projections
+        wq, wk = (w.unflatten(0, (self.qk_heads, -1)) for w in (wq, wk))
+        return implied(mixing, wq, wk, heads.q, stride=stride)
+
+    def raw_keys(self, heads: Heads, cache: Cache | None) -> Tensor | None:
+        """The heads' own keys side by side, where a tap may edit a metric of them; [B, L, d]."""
+        if not listening(self):
+            return None
+        seen = 0 if cache is None else cache.length
+        return self.turned(heads.k, seen).transpose(1, 2).flatten(2)
+
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
         """The learned extra key and value, by heads."""
         return split_heads(bias_k, self.qk_heads), split_heads(bias_v, self.v_heads)
 
     def take_over(self, old: nn.MultiheadAttention) -> None:
-        """Copy all projections of torch's own layer (same sizes)."""
-        self.load_state_dict(old.state_dict(), strict=False)
+        """Copy all projections of torch's own layer that are as large here."""
+        own = self.state_dict()
+        same = {
+            name: value
+            for name, value in old.state_dict().items()
+            if name in own and own[name].shape == value.shape
+        }
+        self.load_state_dict(same, strict=False)
 
     @classmethod
     def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:

@@ -21,6 +21,10 @@ class MMA(MHA):
     All four masks are one boolean [h, L, L] (or [h, new, L] with a cache), so fused kernels serve.
     """
 
+    LENS = (
+        "Block (a, a) is head a's own W_Q,aᵀW_K,a; heads do not meet, so the other blocks are "
+        "zero by construction. Which keys a head may see at all is no part of it."
+    )
     OPTIONS = ("local_window",)
 
     def __init__(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from damcha.attention.auxiliary import add_auxiliary, collecting
 from damcha.attention.base import Attention, Cache, Heads
+from damcha.attention.implied import Implied
 from damcha.errors import ConfigError
 
 
@@ -110,6 +111,10 @@ class MoA(Attention):
         q = sorted_q[order.argsort()].unflatten(0, chosen.shape).transpose(1, 2)
         k, v = self.key_proj(key)[:, None], self.value_proj(value)[:, None]
         return Heads(q, k, v, routing=(gates, order, counts))
+
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """None: all experts share one key head, so there are no blocks between heads."""
+        return None
 
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
         """The learned extra key and value are one for all heads."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from damcha.attention.base import Heads, mix_heads
+from damcha.attention.implied import Implied
 from damcha.attention.mha import MHA
 
 
@@ -26,6 +27,11 @@ class THA(MHA):
     """
 
     explicit = True
+    LENS = (
+        "Block (a, b) is what head b's form gives to the scores of head a, P_ℓ[a, b] times "
+        "it. The second mixing comes after the softmax and is no part of it."
+    )
+    heads_meet = True
     OPTIONS = ("key_heads", "value_heads", "mix_bias")
 
     def __init__(
@@ -59,6 +65,10 @@ class THA(MHA):
     def mix_scores(self, scores: Tensor, heads: Heads) -> Tensor:
         """J = P_ℓ S."""
         return mix_heads(self.mix_logits.weight, scores)  # its bias is lost in the softmax
+
+    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+        """Block (a, b) is P_ℓ[a, b] times head b's own: off the diagonal, heads talk."""
+        return self.implied_by(self.mix_logits.weight[None, None, ..., None], heads)
 
     def mix_weights(self, weights: Tensor, heads: Heads, allowed: Tensor | None) -> Tensor:
         """P_w W, with the bias on unmasked keys."""

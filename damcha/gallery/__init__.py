@@ -21,13 +21,13 @@ from damcha.gallery.inspect import (
     attention,
     attention_over_input,
     geometry,
-    identifiability_note,
     metric,
+    metric_note,
     spectrum,
     surprise,
 )
 from damcha.gallery.runs import curves
-from damcha.gallery.subject import Snapshot, Subject, open_snapshot, open_subject
+from damcha.gallery.subject import Snapshot, Subject, open_snapshot, open_subject, unfit
 
 __all__ = [
     "KINDS",
@@ -44,12 +44,13 @@ __all__ = [
     "curves",
     "epochs",
     "geometry",
-    "identifiability_note",
     "metric",
+    "metric_note",
     "open_snapshot",
     "open_subject",
     "spectrum",
     "surprise",
+    "unfit",
 ]
 
 

@@ -29,7 +29,7 @@ from damcha.figures.atlas import (
 )
 from damcha.figures.spec import Array, Figure
 from damcha.gallery.inspect import Layer, Position
-from damcha.gallery.subject import Snapshot, set_provenance
+from damcha.gallery.subject import Snapshot, check_fits, set_provenance
 
 Colour = Annotated[str, "Colour by: label, part, or loss, norm, diagonal_share, effective_rank."]
 
@@ -65,6 +65,7 @@ def chart(
     placed: tuple[Array, str] | None = None,
 ) -> Figure:
     """A map of the inputs by their metrics."""
+    check_fits(snapshot.run, feature)
     found = _atlas(snapshot, data, layer, position, result)
     places, note = embed(found.features[feature], map) if placed is None else placed
     note += lost(found, feature)

@@ -16,7 +16,7 @@ from damcha.figures.comparison import angles_figure, side_by_side_figure, spectr
 from damcha.figures.spec import Array, Figure
 from damcha.figures.style import number
 from damcha.gallery.inspect import Layer, Position
-from damcha.gallery.subject import Subject, pair_provenance
+from damcha.gallery.subject import Subject, check_fits, pair_provenance
 
 OtherLayer = Annotated[int | None, "The other side's layer; the same one by default."]
 View = Literal[
@@ -86,6 +86,8 @@ def side_by_side(
         If their widths or heads differ, or a value is not finite.
     """
     same_heads(first, second)
+    for one in (first, second):
+        check_fits(one.run, view)
     a, b = _metrics(first, second, layer, other_layer, position)
     settings = {"view": view, "layer": layer, "other_layer": other_layer, "position": position}
     return side_by_side_figure(

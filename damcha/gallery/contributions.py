@@ -150,7 +150,9 @@ def what(subject: Subject, method: Method, target: Kind, index: int) -> str:
 def notes(subject: Subject, found: Contributions) -> list[str]:
     """What belongs beside the picture."""
     said = [error_note(found.value, found.baseline_value, found.completeness_error)]
-    if found.method == "gradient" and subject.run.config.model.metric.aggregation == "rowsum":
+    model = subject.run.config.model
+    rows = model.attention == "damcha" and model.metric.aggregation == "rowsum"
+    if found.method == "gradient" and rows:
         said.append(ROWS_NOTE)
     return said
 

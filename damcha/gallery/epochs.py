@@ -23,7 +23,7 @@ from damcha.figures.epochs import (
 from damcha.figures.epochs import frames as frames_of
 from damcha.figures.spec import Figure, Provenance
 from damcha.gallery.inspect import Layer, Position
-from damcha.gallery.subject import Subject, command, input_words, open_subject
+from damcha.gallery.subject import Subject, check_fits, command, input_words, open_subject
 
 Head = Annotated[int, "Head, for field 'head'."]
 Smoothing = Annotated[float, "Standard deviation of a Gaussian, in cells; 0 for none."]
@@ -91,6 +91,7 @@ def small_multiples(
         "smoothing": smoothing,
     }
     made = _provenance(histories, "epochs", settings)
+    _check_field(histories, field)
     return epochs_figure(
         _rows(histories, layer, position),
         made,
@@ -99,6 +100,12 @@ def small_multiples(
         head=head,
         smoothing=smoothing,
     )
+
+
+def _check_field(histories: Sequence[History], field: Field) -> None:
+    if field == "head":
+        for one in histories:
+            check_fits(one.run, "head_metrics")
 
 
 def animation(
@@ -147,6 +154,7 @@ def surface(
         "elevation": elevation,
     }
     made = _provenance(histories, "epochs-surface", settings)
+    _check_field(histories, field)
     return surfaces_figure(
         _rows(histories, layer, position),
         at,

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from damcha import figures
 from damcha.analysis.geometry import Geometry, describe
 from damcha.analysis.inspection import ClassAnswer, ImageAnswer, attention_maps
+from damcha.attention import ATTENTIONS
 from damcha.data.text import byte_label
 from damcha.errors import InputError
 from damcha.figures.metric import MetricView
 from damcha.figures.spec import Figure
-from damcha.gallery.subject import Subject, provenance
+from damcha.gallery.subject import BASES, Subject, check_fits, provenance
 
 Layer = Annotated[int, "Layer, where the stack does not share its metric."]
 Position = Annotated[int, "Which refresh of a causal metric; the last by default."]
@@ -36,6 +37,7 @@ def metric(
     InputError
         If there is no such metric, or no data-set mean to take the difference from.
     """
+    check_fits(subject.run, view)
     matrix = subject.metric(layer, position)
     position %= subject.inspection.metrics.shape[1]  # type: ignore[union-attr]
     reference = None
@@ -166,9 +168,15 @@ def attention_over_input(
     )
 
 
-def identifiability_note(subject: Subject) -> str | None:
-    """The caveat that belongs beside every picture of M under RowSum (design.md §3)."""
+def metric_note(subject: Subject) -> str | None:
+    """What belongs beside every picture of M: what it is where it is implied, else the caveat of
+    RowSum (design.md §3).
+    """
     model = subject.run.config.model
+    kind = ATTENTIONS[model.attention]
+    if kind.LENS:
+        what = f"{kind.__name__} has no f_θ; this is the metric that it implies."
+        return f"{what} {kind.LENS} {BASES}"
     if model.attention != "damcha" or model.metric.aggregation != "rowsum":
         return None
     return (

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from damcha import __version__
 from damcha.analysis.inspection import Inspection, inspect
+from damcha.attention import ATTENTIONS
 from damcha.checkpoint.run import Device, Example, Run, Source
 from damcha.data.evaluation import EvaluationSet
 from damcha.data.text import Passage
@@ -81,7 +82,7 @@ class Subject(Snapshot):
         if metrics is None:
             raise InputError(
                 f"run '{self.run.name}' uses {self.run.config.model.attention}, which has no "
-                "cross-head metric; choose a DAMCHA run"
+                "cross-head metric; choose another run"
             )
         n_sources, n_positions = metrics.shape[:2]
         if not 0 <= source < n_sources:
@@ -90,6 +91,33 @@ class Subject(Snapshot):
             raise InputError(f"position: {position} is not one of 0 to {n_positions - 1}")
         picked: NDArray[np.float32] = metrics[source, position]
         return picked
+
+
+BASES = (
+    "An implied metric has its rows in the basis of the queries and its columns in that of the "
+    "keys: norms, singular values and shares mean what they do elsewhere; eigenvalues, symmetry "
+    "and signature do not."
+)
+
+
+def unfit(run: Run, view: str) -> str:
+    """Why a view says nothing about the metric of this run's attention; "" where it does."""
+    kind = ATTENTIONS[run.config.model.attention]
+    if view == "head_metrics" and kind.heads_meet:
+        return (
+            f"{view}: in {kind.__name__} a row of blocks holds forms in different bases, so their "
+            "sum is not what a head uses; look at M or at its blocks"
+        )
+    if view in ("symmetric", "antisymmetric") and kind.LENS:
+        return f"{view}: {BASES[0].lower()}{BASES[1:]}"
+    return ""
+
+
+def check_fits(run: Run, view: str) -> None:
+    """Refuse a view that says nothing about this run's attention."""
+    reason = unfit(run, view)
+    if reason:
+        raise InputError(reason)
 
 
 def open_snapshot(run: Run, epoch: int | None = None, device: Device = "auto") -> Snapshot:

@@ -49,4 +49,4 @@ def test_other_runs(opened, run):
 
 
 def test_without_a_metric(opened):
-    assert "share no cross-head metric" in opened("ablate", run="mha").info[0].value
+    assert "share no cross-head metric" in opened("ablate", run="moa").info[0].value

@@ -41,7 +41,7 @@ def found():
 
 def test_without_data_it_says_so(opened):
     assert "has no held-out data" in plain(opened("atlas").error[0].value)
-    assert "share no cross-head metric" in opened("atlas", run="mha").info[0].value
+    assert "share no cross-head metric" in opened("atlas", run="moa").info[0].value
 
 
 def test_weights_that_are_not_finite_are_one_sentence(opened):

@@ -110,7 +110,7 @@ def test_runs_of_other_kinds(opened):
     assert not at.error
     at = opened("compare", compare_run="classes", compare_part="transplant")
     assert not at.error and not at.exception
-    assert "share no cross-head metric" in opened("compare", run="mha").info[0].value
+    assert "share no cross-head metric" in opened("compare", run="moa").info[0].value
 
 
 def test_a_damaged_side_is_a_sentence(opened):

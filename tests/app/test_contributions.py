@@ -42,4 +42,4 @@ def test_sharing_off_beside_sharing_on(opened, heads):
 
 
 def test_without_a_metric(opened):
-    assert "share no cross-head metric" in opened("contributions", run="mha").info[0].value
+    assert "share no cross-head metric" in opened("contributions", run="moa").info[0].value

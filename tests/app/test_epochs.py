@@ -24,7 +24,7 @@ def test_every_form(opened, charts):
 
 
 def test_runs_without_a_metric_and_with_one_epoch(opened):
-    assert "share no cross-head metric" in opened("epochs", run="mha").info[0].value
+    assert "share no cross-head metric" in opened("epochs", run="moa").info[0].value
     at = opened("epochs", run="unshared", epochs_runs="unshared")
     assert any("one epoch only" in caption.value for caption in at.caption)
 

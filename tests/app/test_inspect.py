@@ -116,7 +116,7 @@ def test_a_link_to_an_attention_map_opens_it(opened, tiny_runs, charts):
 
 
 def test_an_mha_run_has_attention_and_an_answer_but_no_metric(opened, charts):
-    at = opened(run="mha")
+    at = opened(run="moa")
     assert "its heads share no cross-head metric" in at.info[0].value
     assert set(charts(at)) == {"attention", "attention-over-input", "answer"}
 
@@ -220,7 +220,7 @@ def test_a_link_of_garbage_gives_defaults_and_a_sentence(opened):
 def test_what_was_chosen_survives_a_change_of_run(opened):
     at = opened(view="symmetric")
     checked(at.select_slider(key="position").set_value(1).run())
-    checked(at.selectbox(key="run").set_value("mha").run())
+    checked(at.selectbox(key="run").set_value("moa").run())
     checked(at.selectbox(key="run").set_value("fashion-damcha").run())
     assert button(at, "view").value == "symmetric"
     assert at.select_slider(key="position").value == 1

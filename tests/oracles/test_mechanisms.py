@@ -12,9 +12,12 @@ from damcha.attention import (
     MMA,
     THA,
     AttentionResidual,
+    BlockColMHA,
     Cache,
     ColMHA,
     MoA,
+    RankMoA,
+    RouterDCMHA,
     auxiliary_losses,
 )  # fmt: skip
 
@@ -325,3 +328,61 @@ def test_stack_of_routed_sublayers():
             sources.append(torch.tanh(u @ w[f"layers.{i}.{sub}.weight"].T))
     out = normed(site("final_res")(sources), w["norm.weight"])
     torch.testing.assert_close(out, data["out"], **TOLERANCE)
+
+
+# ---------------------------------------------------------------- the DAMCHA repository's baselines
+
+
+def in_proj(w, bias=True):
+    state = {"in_proj_weight": torch.cat([w[f"W_{x}.weight"] for x in "qkv"])}
+    if bias:
+        state["in_proj_bias"] = torch.cat([w[f"W_{x}.bias"] for x in "qkv"])
+    return state | {f"out_proj.{x}": w[f"out_proj.{x}"] for x in ("weight", "bias")}
+
+
+def both_modes(layer, data):
+    x = data["x"]
+    torch.testing.assert_close(run(layer, x), data["out_noncausal"], **TOLERANCE)
+    torch.testing.assert_close(run(layer, x, is_causal=True), data["out_causal"], **TOLERANCE)
+    torch.testing.assert_close(step_by_step(layer, x), data["out_causal"], **TOLERANCE)
+
+
+def test_the_damcha_repository_s_tha_is_ours():
+    data, w = oracle("damcharepo_tha")
+    mixes = {"mix_logits.weight": "pre_proj.weight", "mix_probabilities.weight": "post_proj.weight"}
+    state = in_proj(w) | {ours: w[theirs] for ours, theirs in mixes.items()}
+    both_modes(loaded(THA(D, H, batch_first=True), state), data)
+
+
+def test_the_damcha_repository_s_dcmha():
+    data, w = oracle("damcharepo_dcmha")
+    state = in_proj(w)
+    for kind in ("weight", "bias"):
+        state |= {f"router.{i}.{kind}": w[f"router.{i}.{kind}"] for i in (0, 2)}
+        state[f"gate.{kind}"] = w[f"gate_proj.{kind}"]
+    both_modes(loaded(RouterDCMHA(D, H, batch_first=True), state), data)
+
+
+def test_the_damcha_repository_s_colmha():
+    data, w = oracle("damcharepo_colmha")
+    qk = torch.cat([w["W_shared_q.weight"], w["W_shared_k.weight"], w["W_v.weight"]])
+    none = torch.zeros(2 * D, dtype=torch.float64)  # theirs has no bias in W_Q and W_K
+    state = {"in_proj_weight": qk, "in_proj_bias": torch.cat([none, w["W_v.bias"]])}
+    state |= {f"out_proj.{x}": w[f"out_proj.{x}"] for x in ("weight", "bias")}
+    state |= {name: w[name] for name in ("combine_q", "combine_k")}
+    both_modes(loaded(BlockColMHA(D, H, batch_first=True), state), data)
+
+
+def test_the_damcha_repository_s_moa():
+    data, w = oracle("damcharepo_moa")
+    experts = [w[f"W_{x}"].transpose(1, 2).flatten(0, 1) for x in "qkv"]
+    state = {"in_proj_weight": torch.cat(experts)}
+    state |= {f"out_proj.{x}": w[f"out_proj.{x}"] for x in ("weight", "bias")}
+    state |= {f"router.{x}": w[f"router.{x}"] for x in ("weight", "bias")}
+    layer = loaded(RankMoA(D, H, batch_first=True), state)
+    x = data["x"]  # theirs is causal with or without a mask
+    torch.testing.assert_close(run(layer, x, is_causal=True), data["out_causal"], **TOLERANCE)
+    torch.testing.assert_close(step_by_step(layer, x), data["out_causal"], **TOLERANCE)
+    gates, chosen = layer.project(x, x, x, None, True, None).routing
+    assert torch.equal(chosen, data["top_idx"])
+    torch.testing.assert_close(gates, data["gate_w"], **TOLERANCE)

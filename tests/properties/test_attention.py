@@ -159,6 +159,10 @@ def talking_identity(layer):
     set_identity(layer.mix_logits.weight, layer.mix_probabilities.weight)
 
 
+def tables_identity(layer):
+    set_identity(layer.combine_q, layer.combine_k)
+
+
 def no_composition(layer):
     layer.qkw.zero_()
     layer.dd.zero_()
@@ -188,6 +192,7 @@ IDENTITIES = {
     "colmha": (like_mha("colmha", lambda layer: None), True),
     "mma": (like_mha("mma", lambda layer: None, local_window=100), True),
     "budgetformer": (like_mha("budgetformer", all_heads_alike), True),
+    "authors-colmha": (like_mha("authors-colmha", tables_identity), True),
     "iha": (like_mha("iha", one_pseudo_head_alone, pseudo_heads=3), True),
 }
 
@@ -441,6 +446,11 @@ PARAMETERS = {
     # 4d² and the gates, here 16 → 16 → 1 with biases, and 16 → h without
     "budgetformer": 4 * 16**2 + (16 * 16 + 16) + (16 + 1) + 16 * 4,
     "iha": 4 * 16**2 + 4 * 4**2 * 2,
+    # with the biases of the router's two layers and of the gate
+    "authors-dcmha": 4 * 16**2 + (16 * 4 + 4) + (4 * 16 + 16) + (16 * 4 + 4),
+    "authors-colmha": 4 * 16**2 + 2 * 4**2,
+    # 8 experts with three projections, W_O, and the router with its biases
+    "authors-moa": 8 * 3 * 16 * 4 + 16**2 + (16 * 8 + 8),
 }
 
 

@@ -69,7 +69,7 @@ def test_text_has_no_probes():
 
 def test_refusals_are_one_sentence():
     for words, message in (
-        (("--run", SHIPPED / "fashion-mha"), "no cross-head metric to survey"),
+        (("--run", SHIPPED / "fashion-moa"), "no cross-head metric to survey"),
         (("--run", FASHION, "--n", 3, "--layer", 4), "layer: 4 is not one of 0 to 0"),
     ):
         result = run("atlas", *words)

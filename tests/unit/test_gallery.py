@@ -58,10 +58,10 @@ def test_names_of_metrics(subject, tiny_runs):
 
 
 def test_the_note_is_for_row_sums_only(subject, tiny_runs):
-    assert "R_a" in (gallery.identifiability_note(subject) or "")
+    assert "R_a" in (gallery.metric_note(subject) or "")
     run = open_run(tiny_runs / "bilinear")
     other = gallery.open_subject(run, None, run.samples[0], device="cpu")
-    assert gallery.identifiability_note(other) is None
+    assert gallery.metric_note(other) is None
 
 
 class TestCommand:
@@ -169,10 +169,10 @@ class TestErrors:
             gallery.KINDS[kind].draw(subject, **options)
 
     def test_no_metric(self, tiny_runs):
-        run = open_run(tiny_runs / "mha")
+        run = open_run(tiny_runs / "moa")
         plain = gallery.open_subject(run, None, run.samples[0], device="cpu")
         assert plain.source_names == ()
-        with pytest.raises(InputError, match="run 'mha' uses mha, which has no cross-head metric"):
+        with pytest.raises(InputError, match="run 'moa' uses moa, which has no cross-head metric"):
             gallery.metric(plain)
 
     def test_no_mean(self, text):

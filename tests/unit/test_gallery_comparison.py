@@ -61,8 +61,8 @@ def test_runs_trained_apart_are_called_so(opened):
 
 def test_no_metric(opened):
     for draw in (comparison.side_by_side, comparison.spectra, comparison.transplanted):
-        for pair in ((opened(), opened("mha")), (opened("mha"), opened())):
-            with pytest.raises(InputError, match="run 'mha' uses mha, which has no cross-head"):
+        for pair in ((opened(), opened("moa")), (opened("moa"), opened())):
+            with pytest.raises(InputError, match="run 'moa' uses moa, which has no cross-head"):
                 draw(*pair)
 
 

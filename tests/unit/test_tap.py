@@ -98,15 +98,13 @@ class TestWhatIsCaptured:
             shared_model(images())
         assert not capture.attention and not capture.scores and not capture.inputs
 
-    def test_mha_reports_its_attention_and_has_no_metric(self, task_model):
-        model = task_model(attention="mha")
+    def test_moa_reports_its_attention_and_has_no_metric(self, task_model):
+        model = task_model(attention="moa")
         with tap(model, record=("attention",)) as capture:
             out = model(images())
         assert set(capture.attention) == {0, 1}
         torch.testing.assert_close(out, model(images()), **EXACT)
-        with pytest.raises(
-            CaptureError, match=r"metric: nothing was captured; .*\(an MHA model has none\)"
-        ):
+        with pytest.raises(CaptureError, match=r"metric: nothing was captured; .*\(MoA has none\)"):
             _ = capture.metric
 
     def test_tensors_stay_in_the_graph(self, task_model):

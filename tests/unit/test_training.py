@@ -184,12 +184,12 @@ def test_mean_metric_is_the_mean_over_inputs(settings):
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_mean_metric_of_a_constant_and_of_mha():
+def test_mean_metric_of_a_constant_and_of_moa():
     inputs = torch.rand(5, 1, 28, 28)
     model = build_model(make(generator="static", context_stride=1))
     mean = training.mean_metric(model, inputs, batch_size=2)
     torch.testing.assert_close(mean.flatten(), model.stack.metric.constant.detach())
-    assert training.mean_metric(build_model(make(attention="mha")), inputs) is None
+    assert training.mean_metric(build_model(make(attention="moa")), inputs) is None
 
 
 METRICS = [
@@ -245,7 +245,7 @@ def test_training_lowers_the_loss(settings, tmp_path, words):
     assert evaluate(model, *valid)["loss"] == last["valid_loss"]
     assert all(isinstance(run.prepare(sample).inputs, torch.Tensor) for sample in run.samples)
     kept = tmp_path / "run" / "mean-metric.safetensors"
-    assert kept.exists() == (config.model.attention == "damcha")
+    assert kept.exists() == (config.model.attention in ("damcha", "mha"))
 
 
 def test_two_runs_are_equal_and_a_seed_changes_them(tmp_path, uninterrupted):

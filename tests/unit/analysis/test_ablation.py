@@ -253,11 +253,11 @@ def test_summaries():
 
 
 def test_without_a_metric(task_model, image):
-    model = task_model(attention="mha")
+    model = task_model(attention="moa")
     edits = {"full": lambda metric, layer: metric}
-    with pytest.raises(InputError, match="attention 'mha' has no cross-head metric to ablate"):
+    with pytest.raises(InputError, match="attention 'moa' has no cross-head metric to ablate"):
         ablate(model, example(image), edits)
-    with pytest.raises(InputError, match="'mha' has no cross-head metric to edit"):
+    with pytest.raises(InputError, match="'moa' has no cross-head metric to edit"):
         knock_out(model, example(image))
-    with pytest.raises(InputError, match="'mha' has no cross-head metric to ablate"):
+    with pytest.raises(InputError, match="'moa' has no cross-head metric to ablate"):
         finished(evaluate(model.float(), held_out(3), edits))

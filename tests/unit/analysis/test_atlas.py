@@ -204,8 +204,8 @@ def test_neighbours(found):
 
 
 def test_what_cannot_be_surveyed(task_model, model):
-    with pytest.raises(InputError, match="'mha' has no cross-head metric to survey"):
-        finished(survey(task_model(attention="mha").float(), held_out(3)))
+    with pytest.raises(InputError, match="'moa' has no cross-head metric to survey"):
+        finished(survey(task_model(attention="moa").float(), held_out(3)))
     sick = task_model().float()
     next(sick.parameters()).data.fill_(float("nan"))
     with pytest.raises(InputError, match="NaN or infinite values; choose another epoch"):

@@ -204,5 +204,5 @@ class TestTransplant:
         static = task_model(generator="static", context_stride=1)
         with pytest.raises(InputError, match="5 metrics along its sequence, and this model uses"):
             transplant(static, one, np.zeros((1, 5, 16, 16)))
-        with pytest.raises(InputError, match="attention 'mha' has no cross-head metric"):
-            transplant(task_model(attention="mha"), one, np.zeros((1, 5, 16, 16)))
+        with pytest.raises(InputError, match="attention 'moa' has no cross-head metric"):
+            transplant(task_model(attention="moa"), one, np.zeros((1, 5, 16, 16)))

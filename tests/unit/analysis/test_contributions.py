@@ -141,8 +141,8 @@ def test_wrong_arguments(shared_model, task_model, image):
         contributions(shared_model, example(image), method="magic")
     with pytest.raises(InputError, match="steps: 0 is not between"):
         contributions(shared_model, example(image), steps=0)
-    with pytest.raises(InputError, match="'mha' has no cross-head metric to attribute to"):
-        contributions(task_model(attention="mha"), example(image))
+    with pytest.raises(InputError, match="'moa' has no cross-head metric to attribute to"):
+        contributions(task_model(attention="moa"), example(image))
 
 
 def test_other_methods_of_captum_take_the_function(shared_model, image):

@@ -35,5 +35,5 @@ def test_adaptivity_without_input_dependence(task_model, normal):
     inputs = normal(3, 1, 12, 12)
     static = task_model(generator="static", context_stride=1)
     assert adaptivity(static, inputs) == 0
-    assert np.isnan(adaptivity(task_model(attention="mha"), inputs))
+    assert np.isnan(adaptivity(task_model(attention="moa"), inputs))
     assert adaptivity(task_model(), torch.stack([inputs[0]] * 3)) == pytest.approx(0, abs=1e-12)

@@ -37,7 +37,7 @@ class TestImages:
         assert look(tiny_runs / "unshared")[2].metrics.shape[0] == 2
 
     def test_no_metric(self, tiny_runs):
-        _, _, found = look(tiny_runs / "mha")
+        _, _, found = look(tiny_runs / "moa")
         assert found.metrics is None
         assert found.position_labels == ("all tokens",)
         assert found.tapped_difference == 0

@@ -1,0 +1,47 @@
+"""Every page on runs whose attention is not DAMCHA: the metric that it implies, or a sentence."""
+
+import numpy as np
+import pytest
+
+from damcha import gallery, open_run
+
+PAGES = {
+    "inspect": {"metric", "blocks"},
+    "epochs": {"epochs"},
+    "contributions": {"contributions"},
+    "ablate": {"ablation"},
+    "compare": {"compare"},
+    "runs": set(),
+}
+
+
+@pytest.mark.parametrize("run", ["mha", "dcmha", "iha"])
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_work_for_any_mechanism(opened, charts, page, run):
+    at = opened(page, run=run, epochs_runs=run)
+    assert not at.error, [error.value for error in at.error]
+    drawn = charts(at)
+    for key in PAGES[page]:
+        assert any(name.startswith(key) for name in drawn), (key, sorted(drawn))
+
+
+def test_inspect_shows_the_implied_metric_and_says_what_it_is(opened, charts, tiny_runs):
+    at = opened(run="mha")
+    shown = charts(at)["metric"][0]
+    run = open_run(tiny_runs / "mha")
+    subject = gallery.open_subject(run, 10, run.samples[0], device="cpu")
+    np.testing.assert_allclose(shown, subject.metric(0), rtol=1e-5, atol=1e-7)
+    half = shown.shape[0] // 2
+    assert (shown[:half, half:] == 0).all() and (shown[half:, half:] != 0).any()
+    said = " ".join(caption.value for caption in at.caption)
+    assert "MHA has no f_θ; this is the metric that it implies" in said.replace("\\", "")
+
+
+@pytest.mark.parametrize(("run", "missing"), [("mha", set()), ("iha", {"head_metrics"})])
+def test_views_that_say_nothing_are_not_offered(opened, run, missing, tiny_runs):
+    at = opened(run=run)
+    (views,) = (group for group in at.get("button_group") if group.key == "view")
+    subject_run = open_run(tiny_runs / run)
+    unfit = {v for v in ("head_metrics", "symmetric", "full") if gallery.unfit(subject_run, v)}
+    assert unfit == {"symmetric", *missing}
+    assert len(views.options) == 9 - 1 - 1 - 1 - len(missing)  # no difference: there is no mean
