@@ -237,10 +237,10 @@ def probed(key: tuple[Any, ...], feature: Any, _atlas: Atlas) -> tuple[tuple[Pro
 
 @st.cache_data(max_entries=64, show_spinner=False, hash_funcs=_HASHES)
 def cost(run: Run) -> Cost:
-    """Return the parameters and multiply-adds of a run's model."""
-    from damcha.analysis.runs import cost
+    """Return the parameters and multiply-adds of a run's model, whatever its weights are."""
+    from damcha.analysis.runs import cost_of
 
-    return cost(model(run, run.epochs[-1], "cpu"))
+    return cost_of(run.config)
 
 
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:

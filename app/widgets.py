@@ -126,8 +126,16 @@ def pick_epoch(run: Run) -> int:
 def pick_layer(run: Run) -> int:
     """Draw the picker of the layer whose metric is shown, where each layer has its own."""
     model = run.config.model
-    if model.attention != "damcha" or model.metric.sharing == "stack":
-        return 0
+    if model.attention == "damcha":
+        if model.metric.sharing == "stack":
+            return 0
+    else:
+        from damcha.attention import (
+            ATTENTIONS,  # it waits for torch, which only such runs need here
+        )
+
+        if not ATTENTIONS[model.attention].LENS:
+            return 0
     layers = range(model.n_layers)
     help_ = "This run has one metric per layer."
     return int(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -12,6 +13,7 @@ from damcha.analysis.comparison import DEFINITIONS, INDEFINITE, Distances
 from damcha.figures.comparison import MEASURES
 from damcha.figures.style import number
 from damcha.gallery import Subject, comparison, unfit
+from damcha.gallery.subject import BASES
 
 PARTS = {
     "metrics": "Metrics",
@@ -203,6 +205,12 @@ def metrics(subject: Subject, other: Subject, place: int) -> None:
     )
     widgets.show(figure, "compare", 1200)
     st.markdown("#### How far apart")
+    unlike = unfit(subject.run, "symmetric") or unfit(other.run, "symmetric")
+    if unlike:
+        found = comparison.numbers(subject, other, s.layer, s.compare_layer, place)
+        distances(found, ("frobenius", "relative", "cosine"))
+        st.caption(widgets.plain(BASES))
+        return
     slot = st.container()
     st.segmented_control(
         "Where a symmetric part is not positive definite",
@@ -220,11 +228,11 @@ def metrics(subject: Subject, other: Subject, place: int) -> None:
         distances(found)
 
 
-def distances(found: Distances) -> None:
+def distances(found: Distances, names: Sequence[str] = tuple(LABELS)) -> None:
     """The distances, each with its definition."""
     columns = st.columns(4, gap="small")
-    for k, (name, words) in enumerate(DEFINITIONS.items()):
-        value = getattr(found, name)
+    for k, name in enumerate(names):
+        value, words = getattr(found, name), DEFINITIONS[name]
         if name == "kept":
             text = " and ".join(f"{part:.1%}" for part in value)
         elif isinstance(value, tuple):

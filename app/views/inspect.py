@@ -162,6 +162,9 @@ def numbers(subject: Subject, position: int) -> None:
         "condition_number": ("Condition", number(found.condition_number)),
         "eigenvalues": ("Largest |λ|", number(float(abs(found.eigenvalues[0])))),
     }
+    if gallery.unfit(subject.run, "symmetric"):
+        for name in ("symmetric_share", "signature", "eigenvalues"):
+            del rows[name]
     columns = st.columns(4, gap="small")
     for k, (name, (label, value)) in enumerate(rows.items()):
         columns[k % 4].markdown(f"{label}  \n**{widgets.plain(value)}**", help=DEFINITIONS[name])

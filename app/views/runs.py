@@ -7,6 +7,7 @@ import streamlit as st
 from app import cache, state, widgets
 from app.state import session
 from damcha.analysis.runs import differences
+from damcha.checkpoint.run import Run
 from damcha.gallery import runs as gallery
 
 
@@ -15,7 +16,8 @@ def page() -> None:
     s = session()
     st.markdown("#### Runs")
     found, broken = cache.runs()
-    usual = tuple(name for name in found if name.partition("-")[0] == s.run.partition("-")[0])
+    current = found.get(s.run)
+    usual = [name for name, run in found.items() if current and alike(run, current)]
     chosen = st.multiselect(
         "Runs",
         list(found),
@@ -34,9 +36,13 @@ def page() -> None:
             st.checkbox("Logarithmic losses", key=state.bind("runs_log"))
         widgets.show(gallery.curves(runs, s.runs_log), "curves", 1100)
     with widgets.guard("The results"):
-        with st.spinner("Counting", show_time=False):
+        slot = st.empty()
+        with slot.container():  # the losses are known at once; the counting takes its time
+            widgets.table(gallery.results_table(runs), "losses")
+        with st.spinner("Counting parameters and multiply-adds", show_time=False):
             costs = {run.name: cache.cost(run) for run in runs}
-        widgets.table(gallery.results_table(runs, costs), "runs")
+        with slot.container():
+            widgets.table(gallery.results_table(runs, costs), "runs")
     if len(runs) > 1:
         st.markdown("**Settings in which they differ**")
         found_gaps = differences(runs)
@@ -57,6 +63,11 @@ def page() -> None:
             st.code(run.card or "This run has no card.", language=None, wrap_lines=True)
     for folder, reason in broken:
         st.caption(f"**{widgets.plain(folder)}** cannot be opened: {widgets.plain(reason)}")
+
+
+def alike(run: Run, other: Run) -> bool:
+    """Whether losses of two runs can stand beside each other: the same task on the same data."""
+    return (run.config.task, run.config.data) == (other.config.task, other.config.data)
 
 
 page()

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from damcha.attention import CrossHeadMetric
 from damcha.checkpoint.run import Run
-from damcha.model import ByteLM, TaskModel
+from damcha.config import RunConfig
+from damcha.model import ByteLM, TaskModel, build_model
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ def cost(model: TaskModel) -> Cost:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(inputs)
     return Cost(multiply_adds=counter.get_total_flops() // 2, **parts)
+
+
+def cost_of(config: RunConfig) -> Cost:
+    """The same for a configuration, with weights as at the start of training.
+
+    BudgetFormer skips heads by its weights: at the start it keeps nearly all.
+    """
+    with torch.random.fork_rng(devices=()):
+        return cost(build_model(config).eval())
 
 
 def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:

@@ -36,23 +36,27 @@ def curves(
     )
 
 
-def results_table(runs: Sequence[Run], costs: Mapping[str, Cost]) -> Table:
-    """Losses, parameters and multiply-adds of runs."""
+def results_table(runs: Sequence[Run], costs: Mapping[str, Cost] | None = None) -> Table:
+    """Losses of runs, and where they are counted, parameters and multiply-adds."""
     found = [(run, last_results(run)) for run in runs]
     with_accuracy = any(result["accuracy"] is not None for _, result in found)
     columns = ["Run", "Train", "Valid", "Best valid", "at epoch"]
-    columns += ["Accuracy"] * with_accuracy + ["Parameters", "of f_θ", "Multiply-adds"]
+    columns += ["Accuracy"] * with_accuracy
+    columns += ["Parameters", "of f_θ", "Multiply-adds"] * (costs is not None)
     rows: list[tuple[Cell, ...]] = []
     for run, result in found:
-        cost = costs[run.name]
         row: list[Cell] = [run.name, result["train"], result["valid"], result["best"]]
         row.append(None if result["best_epoch"] is None else int(result["best_epoch"]))
         row += [result["accuracy"]] * with_accuracy
-        rows.append((*row, cost.parameters, cost.generator, cost.multiply_adds))
+        if costs is not None:
+            cost = costs[run.name]
+            row += [cost.parameters, cost.generator, cost.multiply_adds]
+        rows.append(tuple(row))
     units = ", ".join(dict.fromkeys(run.unit for run in runs))
     return Table(
         tuple(columns),
         tuple(rows),
-        f"Losses on held-out data: {units}. Multiply-adds: one forward pass of one example.",
+        f"Losses on held-out data: {units}."
+        + " Multiply-adds: one forward pass of one example." * (costs is not None),
         "tab:runs",
     )

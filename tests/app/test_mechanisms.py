@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from damcha import gallery, open_run
+from damcha.errors import InputError
 
 PAGES = {
     "inspect": {"metric", "blocks"},
@@ -37,11 +38,15 @@ def test_inspect_shows_the_implied_metric_and_says_what_it_is(opened, charts, ti
     assert "MHA has no f_θ; this is the metric that it implies" in said.replace("\\", "")
 
 
-@pytest.mark.parametrize(("run", "missing"), [("mha", set()), ("iha", {"head_metrics"})])
+@pytest.mark.parametrize(("run", "missing"), [("mha", ""), ("iha", "R")])
 def test_views_that_say_nothing_are_not_offered(opened, run, missing, tiny_runs):
     at = opened(run=run)
     (views,) = (group for group in at.get("button_group") if group.key == "view")
-    subject_run = open_run(tiny_runs / run)
-    unfit = {v for v in ("head_metrics", "symmetric", "full") if gallery.unfit(subject_run, v)}
-    assert unfit == {"symmetric", *missing}
-    assert len(views.options) == 9 - 1 - 1 - 1 - len(missing)  # no difference: there is no mean
+    offered = [word for word in ("M", "R", "Diag.", "Off-diag.") if word not in missing]
+    assert views.options == offered
+    for view in ("symmetric", "antisymmetric"):
+        with pytest.raises(InputError, match="eigenvalues, symmetry and signature do not"):
+            run_ = open_run(tiny_runs / run)
+            gallery.KINDS["metric"].draw(
+                gallery.open_subject(run_, 10, run_.samples[0], device="cpu"), view
+            )
