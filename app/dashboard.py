@@ -26,6 +26,7 @@ page = st.navigation(
         st.Page("views/compare.py", title="Compare"),
         st.Page("views/atlas.py", title="Atlas"),
         st.Page("views/runs.py", title="Runs"),
+        st.Page("views/efficiency.py", title="Efficiency"),
         st.Page("views/board.py", title="Figure board"),
     ],
     position="top",

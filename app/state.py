@@ -137,6 +137,11 @@ class Session:
     """Whether an input was just taken there, to be opened in Inspect."""
     runs_chosen: tuple[str, ...] = ()
     runs_log: bool = False
+    bench_attentions: tuple[str, ...] = ()
+    bench_lengths: tuple[int, ...] = (64, 256)
+    bench_widths: tuple[int, ...] = (128,)
+    bench_kind: Any = "layer"
+    bench_over: Any = "seq_len"
     board: list[Collected] = field(default_factory=list)
     given: Given | None = None
     """The input that `shown` was made from."""
@@ -158,6 +163,7 @@ LINKED: tuple[str, ...] = (
     *("compare_part", "compare_view", "compare_rank", "compare_side", "compare_measure"),
     "compare_indefinite",
     "runs_chosen",
+    *("bench_attentions", "bench_lengths", "bench_widths", "bench_kind", "bench_over"),
     *("atlas_n", "atlas_part", "atlas_feature", "atlas_map", "atlas_colour", "atlas_statistic"),
 )
 """Further fields that the URL holds where they are not at their defaults: numbers, words, yes/no,

@@ -313,12 +313,20 @@ def atlas(
         click.echo(str(out))
 
 
-@main.command()
+@main.group(invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
+    """Measure what attention costs; without a word, DAMCHA against MHA."""
+    if context.invoked_subcommand is None:
+        context.invoke(bench_layer)
+
+
+@bench.command("layer")
 @click.option("--repeats", default=15, show_default=True, type=click.IntRange(3, 1000))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option("--out", type=click.Path(path_type=Path), help="Write the numbers as JSON, too.")
-def bench(repeats: int, threads: int, device: str, out: Path | None) -> None:
+def bench_layer(repeats: int, threads: int, device: str, out: Path | None) -> None:
     """Compare DAMCHA with fused MHA on the same work: time, memory, agreement of paths."""
     import json
     from dataclasses import asdict
@@ -354,6 +362,130 @@ def bench(repeats: int, threads: int, device: str, out: Path | None) -> None:
         click.echo(f"  {name}: {gap:.1e}")
     if out is not None:
         atomic_write(out, json.dumps(asdict(report), indent=2) + "\n")
+
+
+_numbers = click.option(
+    "--repeats", default=7, show_default=True, type=click.IntRange(1, 1000), help="Rounds."
+)
+_threads = click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
+_place = click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"])
+)
+_json = click.option("--out", type=click.Path(path_type=Path), help="Write the numbers as JSON.")
+_latex = click.option("--latex", type=click.Path(path_type=Path), help="Write a booktabs table.")
+
+
+@bench.command("mechanisms")
+@click.option(
+    "--attention", "attentions", multiple=True, help="A name; all published ones without."
+)
+@click.option("--seq-len", "seq_lens", multiple=True, type=click.IntRange(1, 65536))
+@click.option("--d-model", "d_models", multiple=True, type=click.IntRange(1, 16384))
+@click.option("--n-heads", default=8, show_default=True, type=click.IntRange(1, 1024))
+@click.option("--batch", default=8, show_default=True, type=click.IntRange(1, 65536))
+@click.option("--stack", is_flag=True, help="Blocks with feed-forward, not a layer alone.")
+@click.option("--n-layers", default=4, show_default=True, type=click.IntRange(1, 256))
+@_numbers
+@_threads
+@_place
+@_json
+@_latex
+@click.option("--figure", type=click.Path(path_type=Path), help="Write a PDF, SVG or PNG.")
+def bench_mechanisms(
+    attentions: tuple[str, ...],
+    seq_lens: tuple[int, ...],
+    d_models: tuple[int, ...],
+    n_heads: int,
+    batch: int,
+    stack: bool,
+    n_layers: int,
+    repeats: int,
+    threads: int,
+    device: str,
+    out: Path | None,
+    latex: Path | None,
+    figure: Path | None,
+) -> None:
+    """Every mechanism on the same work: parameters, multiply-adds, time and memory, beside MHA."""
+    import torch
+
+    from damcha.analysis.scaling import PUBLISHED, measure
+    from damcha.checkpoint import pick_device
+
+    torch.set_num_threads(threads)
+    found = _measured(measure(
+        attentions or PUBLISHED, seq_lens or (64, 256), d_models or (128,),
+        kind="stack" if stack else "layer", n_heads=n_heads, batch=batch, n_layers=n_layers,
+        repeats=repeats, device=str(pick_device(device)),
+    ))  # fmt: skip
+    from damcha.figures.scaling import scaling_figure, scaling_table
+
+    _tell(scaling_table(found), found, out, latex)
+    if figure is not None:
+        from damcha import __version__
+        from damcha.figures import paper
+        from damcha.figures.spec import Provenance
+
+        command = shlex.join(["damcha", *sys.argv[1:]])
+        made = Provenance(settings={"device": found.device}, version=__version__, command=command)
+        paper.save(scaling_figure(found, made), figure)
+        click.echo(str(figure))
+
+
+@bench.command("table2")
+@_numbers
+@_threads
+@_place
+@_json
+@_latex
+def bench_table2(
+    repeats: int, threads: int, device: str, out: Path | None, latex: Path | None
+) -> None:
+    """The paper's Table 2: GFLOPs by its formula, with time and memory measured here."""
+    import torch
+
+    from damcha.analysis.scaling import TABLE2, TABLE2_SYSTEMS, measure
+    from damcha.checkpoint import pick_device
+    from damcha.figures.scaling import table2
+
+    torch.set_num_threads(threads)
+    found = _measured(measure(
+        tuple(TABLE2_SYSTEMS.values()), tuple(TABLE2.values()), (128,), kind="stack", n_layers=4,
+        repeats=repeats, device=str(pick_device(device)),
+    ))  # fmt: skip
+    _tell(table2(found), found, out, latex)
+
+
+def _measured(steps: Iterator[Any]) -> Any:
+    """Run a measurement under a progress bar."""
+    from tqdm import tqdm
+
+    from damcha.analysis.progress import finished
+
+    with tqdm(unit="round", leave=False) as bar:
+
+        def report(step: Any) -> None:
+            bar.total = step.total
+            bar.set_description(step.what)
+            bar.update(step.done - bar.n)
+
+        return finished(steps, report)
+
+
+def _tell(table: Any, found: Any, out: Path | None, latex: Path | None) -> None:
+    """Print a table, and write what was asked for."""
+    import json
+    from dataclasses import asdict
+
+    from damcha.checkpoint import atomic_write
+    from damcha.figures.table import to_latex, to_markdown
+
+    click.echo(to_markdown(table))
+    for path, content in ((out, json.dumps(asdict(found), indent=2) + "\n"),
+                          (latex, to_latex(table))):  # fmt: skip
+        if path is not None:
+            atomic_write(path, content)
+            click.echo(str(path))
 
 
 if __name__ == "__main__":

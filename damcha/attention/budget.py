@@ -156,8 +156,14 @@ class BudgetFormer(MHA):
                 keys, padding = call.cache.append(keys, padding)
         n_keys = seen + call.key.shape[1]
         allowed, bias = self._masks(call, padding, n_keys)
+        everybody = (gates > 0).flatten(0, 1).all(0)
+        common = everybody.nonzero()[:, 0].tolist()
         out = query.new_zeros(*query.shape[:2], self.embed_dim)
+        if common:
+            out = self._common(call, common, keys, gates, allowed, bias)
         for a in range(self.num_heads):
+            if a in common:
+                continue
             of_head = slice(a * e, (a + 1) * e)
             gate = gates[..., a]
             active = gate > 0
@@ -204,6 +210,41 @@ class BudgetFormer(MHA):
             out = out + self.out_proj.bias
         return out, None, self._dead_rows(allowed)
 
+    def _common(
+        self,
+        call: Call,
+        common: list[int],
+        keys: Heads | None,
+        gates: Tensor,
+        allowed: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The heads that every example and position keeps: a narrower MHA."""
+        channels = torch.arange(self.embed_dim, device=gates.device).unflatten(
+            0, (-1, self.head_dim)
+        )
+        channels = channels[common].flatten()
+
+        def projected(x: Tensor, which: int) -> Tensor:
+            weight, b = self.projections[which]
+            return split_heads(
+                F.linear(x, weight[channels], None if b is None else b[channels]), len(common)
+            )
+
+        q = self._turn(projected(call.query, 0), call.seen)
+        if keys is not None:
+            k, v = keys.k[:, common], keys.v[:, common]
+        else:
+            k = self._turn(projected(call.key, 1), call.seen)
+            v = projected(call.value, 2)
+        allowed, bias = (
+            m if m is None or m.shape[1] == 1 else m[:, common] for m in (allowed, bias)
+        )
+        fused_causal = call.is_causal and call.seen == 0
+        o, _ = self._attend(Heads(q, k, v), allowed, bias, fused_causal, False)
+        o = o * gates[..., common].transpose(1, 2)[..., None]
+        return F.linear(o.transpose(1, 2).flatten(2), self.out_proj.weight[:, channels])
+
     def _turn(self, x: Tensor, seen: int, place: Tensor | None = None) -> Tensor:
         """Rotary positions, of all tokens or of those at `place` [rows, positions]."""
         if not self.rotary:
@@ -238,14 +279,16 @@ class BudgetFormer(MHA):
         *,
         budget_hidden: int = 16,
         kept: int | None = None,
+        causal: bool = False,
         **options: Any,
     ) -> int:
         """(4Ld² + 2L²d)·k/h where `kept` = k heads are computed, and dr + r + dh for the gates.
 
-        Without causality; in causal use, gates are made for each token, and keys and values of all
-        heads.
+        In causal use, keys and values are computed for all heads, and gates for each token.
         """
         d, length = d_model, seq_len
-        every = 4 * length * d * d + 2 * length**2 * d
         gates = d * budget_hidden + budget_hidden + d * n_heads
-        return every * (kept or n_heads) // n_heads + gates
+        of_head, all_heads = 4 * length * d * d + 2 * length**2 * d, 0
+        if causal:
+            gates, all_heads = gates * length, 2 * length * d * d
+        return (of_head - all_heads) * (kept or n_heads) // n_heads + all_heads + gates

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -140,6 +141,49 @@ class DAMCHAttention(Attention):
     ) -> int:
         """2d², and the weights of the layer's own generator where it has one."""
         return 2 * d_model**2 + (0 if metric is None else metric.weights(d_model, n_heads))
+
+    @classmethod
+    def multiply_adds(
+        cls,
+        d_model: int,
+        n_heads: int,
+        seq_len: int,
+        *,
+        metric: MetricConfig | None = None,
+        with_generator: bool = True,
+        **options: Any,
+    ) -> int:
+        """2Ld² + L'd²/h + 2L²d and the generator, L' = L rounded up to whole strides.
+
+        Bilinear: 2Ld² + L'd² + L²d(h + 1). The generator: P = ⌈L/s⌉ positions (1 without causal
+        context) through its hidden layers and a last one of w·d²/h, or w·d² where M is explicit.
+
+        Raises
+        ------
+        ConfigError
+            For the constructions that build M from factors or other blocks: count those with torch.
+        """
+        metric = metric or MetricConfig()
+        if metric.constraint not in ("free", "symmetric") or metric.off_diagonal != "direct":
+            raise ConfigError(
+                f"constraint: there is no formula for '{metric.constraint}' with off_diagonal="
+                f"'{metric.off_diagonal}'; use torch.utils.flop_counter"
+            )
+        d, h, length = d_model, n_heads, seq_len
+        causal = metric.generator == "mlp" and metric.context == "causal"
+        positions = -(-length // metric.context_stride) if causal else 1
+        padded = positions * metric.context_stride if causal else length
+        if metric.aggregation == "bilinear":
+            own = padded * d * d + length**2 * d * (h + 1)
+        else:
+            own = padded * d * d // h + 2 * length**2 * d
+        generator = 0
+        if metric.generator == "mlp" and with_generator:
+            rows = h if metric.aggregation == "rowsum" else 1
+            widths = (d, *metric.hidden_dims)
+            hidden = sum(a * b for a, b in pairwise(widths))
+            generator = positions * (hidden + widths[-1] * d * d // rows)
+        return 2 * length * d * d + own + generator
 
     def _keys(self, key: Tensor, bilinear: bool) -> Tensor:
         # Bilinear aggregation compares each query head with the whole width: one key "head".

@@ -56,7 +56,9 @@ Format = Literal["pdf", "svg", "png"]
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
 
 SYMBOLS = ("o", "D", "s", "^", "X", "*", "P", "v")
-DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)), "-")
+MOST_IN_PANEL, KEY_COLUMNS = 6, 5
+"""Lines that a legend within a panel may name; more are named below all panels, so many a row."""
+DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)))
 """Shapes and dashes of groups, in the order of ``screen.py``: none is told by colour alone (there
 is one shape more than there are colours, so that a colour that returns has another shape)."""
 
@@ -105,6 +107,9 @@ def draw(figure: Figure) -> Page:
     """Lay a figure out and draw it; callers hold the lock and have set ``RC``."""
     width = page_width(figure.venue, figure.column)
     boxes, bar_left, height = layout(figure, width)
+    long = max((len(p.mark.series) for p in figure.panels if isinstance(p.mark, Lines)), default=0)
+    below = long > MOST_IN_PANEL
+    height += 0.17 * -(-long // KEY_COLUMNS) + 0.05 if below else 0
     page = Page(figsize=(width, height))
     FigureCanvasAgg(page)
     if figure.title:
@@ -120,8 +125,16 @@ def draw(figure: Figure) -> Page:
         _draw(panel.mark, axes, box)
         if isinstance(panel.mark, Lines | Scatter):
             names = tuple(series.name for series in panel.mark.series)
-            if names in told and (legend := axes.get_legend()):  # the first panel says it for all
+            legend = axes.get_legend()
+            if names in told and legend:  # the first panel says it for all
                 legend.remove()
+            if below and not told and legend:
+                handles, labels = axes.get_legend_handles_labels()
+                legend.remove()
+                page.legend(
+                    handles, labels, loc="lower center", ncols=KEY_COLUMNS, frameon=False,
+                    handlelength=2.4, borderpad=0.1, labelspacing=0.3,
+                )  # fmt: skip
             told.add(names)
         _words(panel, axes, box)
         if panel.row_title:
@@ -305,7 +318,7 @@ def _(mark: Lines, axes: Axes, box: _Box) -> None:
             line.y,
             color=colour,
             linewidth=1,
-            linestyle=DASHES[k % len(DASHES)],
+            linestyle=DASHES[(k + k // len(CYCLE)) % len(DASHES)],
             marker="o" if mark.markers else "",
             markersize=2.5,
             label=plain(line.name),

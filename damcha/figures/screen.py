@@ -56,7 +56,7 @@ READABLE_CELL = 36
 """Width in pixels of a cell that has room for its number."""
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "cross", "triangle-down")
 """Shapes of groups of points: no group is told by its colour alone."""
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 CLICKABLE_CELLS = 64 * 64
 """Above this a click layer would cost more than the picture."""
 
@@ -471,7 +471,11 @@ def _series(series: Sequence[Series], mode: str, place: Place, layout: dict[str,
                 name=safe(line.name),
                 legendgroup=safe(line.name),
                 showlegend=len(series) > 1,
-                line={"color": colour, "width": 2, "dash": DASHES[k % len(DASHES)]},
+                line={
+                    "color": colour,
+                    "width": 2,
+                    "dash": DASHES[(k + k // len(CYCLE)) % len(DASHES)],
+                },
                 marker={"color": colour, "size": 7, "opacity": 0.85},
                 text=[safe(label) for label in line.labels] or None,
                 hovertemplate=("%{text}<br>" if line.labels else "")
