@@ -143,107 +143,129 @@ class BudgetFormer(MHA):
         return self._skip(call)
 
     def _skip(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """One head at a time, for the examples and positions that keep it."""
+        """Only what is kept: sets of heads without causality, single heads at positions with it."""
         self._check_lengths(call.query, call.key, call.causal)
-        query, e, seen = call.query, self.head_dim, call.seen
         gates = self.gates(call.key, call.padding, call.causal, call.cache)  # [B, L|1, h]
-        (wq, bq), (wk, bk), (wv, bv) = self.projections
         padding, keys = call.padding, None
         if call.causal or call.cache is not None:  # a later query may keep any head
-            k = self._turn(split_heads(F.linear(call.key, wk, bk), self.num_heads), seen)
+            (wk, bk), (wv, bv) = self.projections[1:]
+            k = self._turn(split_heads(F.linear(call.key, wk, bk), self.num_heads), call.seen)
             keys = Heads(k, k, split_heads(F.linear(call.value, wv, bv), self.num_heads))
             if call.cache is not None:
                 keys, padding = call.cache.append(keys, padding)
-        n_keys = seen + call.key.shape[1]
-        allowed, bias = self._masks(call, padding, n_keys)
-        everybody = (gates > 0).flatten(0, 1).all(0)
-        common = everybody.nonzero()[:, 0].tolist()
-        out = query.new_zeros(*query.shape[:2], self.embed_dim)
-        if common:
-            out = self._common(call, common, keys, gates, allowed, bias)
-        for a in range(self.num_heads):
-            if a in common:
-                continue
-            of_head = slice(a * e, (a + 1) * e)
-            gate = gates[..., a]
-            active = gate > 0
-            rows = active.any(1).nonzero()[:, 0]
-            if not len(rows):
-                continue
-            gate, active = gate[rows], active[rows]
-            # The positions that keep the head, first; those behind them have gate 0.
-            place = active.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-            place = place[:, : int(active.sum(1).max())]
-            if gate.shape[1] == 1 or place.shape[1] == query.shape[1]:
-                place = torch.arange(query.shape[1], device=rows.device).expand(len(rows), -1)
-            whole = place.shape[1] == query.shape[1]
-            at = (rows[:, None], place)
-            q = F.linear(query[at], wq[of_head], None if bq is None else bq[of_head])[:, None]
-            q = self._turn(q, seen, place)
-            if keys is not None:
-                k, v = keys.k[rows, a][:, None], keys.v[rows, a][:, None]
-            else:
-                k, v = (
-                    F.linear(x[rows], w[of_head], None if b is None else b[of_head])[:, None]
-                    for x, w, b in ((call.key, wk, bk), (call.value, wv, bv))
-                )
-                k = self._turn(k, seen)
-
-            def pick(mask: Tensor | None, a: int = a, at: tuple[Tensor, Tensor] = at) -> Any:
-                if mask is None:
-                    return None
-                mask = mask.expand(len(query), self.num_heads, query.shape[1], -1)
-                return mask[at[0], a, at[1]][:, None]  # [rows, 1, positions, keys]
-
-            here = pick(allowed)
-            if call.is_causal and here is None and not whole:
-                here = (place[..., None] + seen >= torch.arange(n_keys, device=place.device))[
-                    :, None
-                ]
-            o, _ = self._attend(
-                Heads(q, k, v), here, pick(bias), call.is_causal and seen == 0, False
-            )
-            y = F.linear(o[:, 0], self.out_proj.weight[:, of_head])
-            weight = gate if gate.shape[1] == 1 else gate.gather(1, place)
-            out.index_put_(at, y * weight[..., None], accumulate=True)
+        masks = self._masks(call, padding, call.seen + call.key.shape[1])
+        by_sets = self._by_position if gates.shape[1] > 1 else self._by_example
+        out = by_sets(call, gates, keys, *masks)
         if self.out_proj.bias is not None:
             out = out + self.out_proj.bias
-        return out, None, self._dead_rows(allowed)
+        return out, None, self._dead_rows(masks[0])
 
-    def _common(
-        self,
-        call: Call,
-        common: list[int],
-        keys: Heads | None,
-        gates: Tensor,
-        allowed: Tensor | None,
+    def _by_example(
+        self, call: Call, gates: Tensor, keys: Heads | None, allowed: Tensor | None,
         bias: Tensor | None,
-    ) -> Tensor:
-        """The heads that every example and position keeps: a narrower MHA."""
-        channels = torch.arange(self.embed_dim, device=gates.device).unflatten(
-            0, (-1, self.head_dim)
-        )
-        channels = channels[common].flatten()
+    ) -> Tensor:  # fmt: skip
+        """Examples that keep the same heads go through one narrower MHA."""
+        sets, group = (gates[:, 0] > 0).unique(dim=0, return_inverse=True)
+        out = call.query.new_zeros(*call.query.shape[:2], self.embed_dim)
+        for k, kept in enumerate(sets):
+            rows: Any = (group == k).nonzero()[:, 0]
+            if len(rows) == len(group):
+                rows = slice(None)  # an index would copy everything for nothing
+            heads = kept.nonzero()[:, 0].tolist()
+            if not heads:  # only where the input is not a number
+                continue
+            out[rows] = self._narrow(call, rows, heads, gates, keys, allowed, bias)
+        return out
+
+    def _narrow(
+        self, call: Call, rows: Any, kept: list[int], gates: Tensor, keys: Heads | None,
+        allowed: Tensor | None, bias: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Some examples through some heads, weighed by their gates, and those heads' W_O."""
+        heads: Any = kept
+        channels: Any = slice(None)
+        if len(kept) == self.num_heads:
+            heads = channels
+        else:
+            every = torch.arange(self.embed_dim, device=gates.device)
+            channels = every.unflatten(0, (-1, self.head_dim))[kept].flatten()
 
         def projected(x: Tensor, which: int) -> Tensor:
             weight, b = self.projections[which]
-            return split_heads(
-                F.linear(x, weight[channels], None if b is None else b[channels]), len(common)
-            )
+            y = F.linear(x[rows], weight[channels], None if b is None else b[channels])
+            return split_heads(y, len(kept))
 
         q = self._turn(projected(call.query, 0), call.seen)
         if keys is not None:
-            k, v = keys.k[:, common], keys.v[:, common]
+            k, v = keys.k[rows][:, heads], keys.v[rows][:, heads]
         else:
             k = self._turn(projected(call.key, 1), call.seen)
             v = projected(call.value, 2)
-        allowed, bias = (
-            m if m is None or m.shape[1] == 1 else m[:, common] for m in (allowed, bias)
+        masks = []
+        for mask in (allowed, bias):
+            if mask is not None:
+                mask = mask if mask.shape[0] == 1 else mask[rows]
+                mask = mask if mask.shape[1] == 1 else mask[:, heads]
+            masks.append(mask)
+        o, _ = self._attend(
+            Heads(q, k, v), masks[0], masks[1], call.is_causal and call.seen == 0, False
         )
-        fused_causal = call.is_causal and call.seen == 0
-        o, _ = self._attend(Heads(q, k, v), allowed, bias, fused_causal, False)
-        o = o * gates[..., common].transpose(1, 2)[..., None]
+        o = o * gates[rows][..., heads].transpose(1, 2)[..., None]
         return F.linear(o.transpose(1, 2).flatten(2), self.out_proj.weight[:, channels])
+
+    def _by_position(
+        self, call: Call, gates: Tensor, keys: Heads | None, allowed: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Heads that most positions keep go together, the others one by one where they are kept.
+
+        (Gathering a head's tokens takes about as long as half of its work.) The tokens of a head are
+        gathered without gaps for the projections; only its queries, which are e wide, are padded to
+        the longest example for the attention.
+        """
+        assert keys is not None
+        active = gates > 0
+        common = (active.flatten(0, 1).double().mean(0) > 0.5).nonzero()[:, 0].tolist()
+        batch, length = call.query.shape[:2]
+        out = call.query.new_zeros(batch, length, self.embed_dim)
+        if common:
+            out = self._narrow(call, slice(None), common, gates, keys, allowed, bias)
+        flat, tokens, e = out.flatten(0, 1), call.query.flatten(0, 1), self.head_dim
+        weight, b = self.projections[0]
+        n_keys = keys.k.shape[2]
+        for a in set(range(self.num_heads)) - set(common):
+            kept = active[..., a]
+            example, place = kept.nonzero(as_tuple=True)
+            if not len(place):
+                continue
+            of_head = slice(a * e, (a + 1) * e)
+            index = example * length + place
+            row = kept.cumsum(1)[example, place] - 1  # its number among those of its example
+            q = F.linear(tokens[index], weight[of_head], None if b is None else b[of_head])
+            q = self._turn(q[None, None], call.seen, place[None])[0, 0]
+            packed = q.new_zeros(batch, int(kept.sum(1).max()), e)
+            packed = packed.index_put((example, row), q)
+            where = torch.zeros(packed.shape[:2], dtype=torch.long, device=q.device)
+            where = where.index_put((example, row), place)
+            here = self._pick(allowed, a, where, length)
+            if call.is_causal and here is None:
+                here = where[..., None] + call.seen >= torch.arange(n_keys, device=q.device)
+                here = here[:, None]
+            o, _ = self._attend(
+                Heads(packed[:, None], keys.k[:, a : a + 1], keys.v[:, a : a + 1]),
+                here, self._pick(bias, a, where, length), False, False,
+            )  # fmt: skip
+            o = o[:, 0][example, row] * gates[example, place, a, None]
+            flat = flat.index_add(0, index, F.linear(o, self.out_proj.weight[:, of_head]))
+        return flat.unflatten(0, (batch, length))
+
+    def _pick(self, mask: Tensor | None, head: int, where: Tensor, length: int) -> Tensor | None:
+        """A head's rows of a mask at positions [B, n] of each example: [B, 1, n, keys]."""
+        if mask is None:
+            return None
+        of_head = mask[:, head if mask.shape[1] > 1 else 0].expand(len(where), length, -1)
+        index = where[..., None].expand(-1, -1, of_head.shape[-1])
+        return of_head.gather(1, index)[:, None]
 
     def _turn(self, x: Tensor, seen: int, place: Tensor | None = None) -> Tensor:
         """Rotary positions, of all tokens or of those at `place` [rows, positions]."""
