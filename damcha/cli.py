@@ -148,6 +148,40 @@ def runs(folder: Path) -> None:
         click.echo(f"{name}: {reason}", err=True)
 
 
+@main.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder to make.")
+@click.option(
+    "--old-metrics",
+    type=click.Path(path_type=Path),
+    help="Of a version-1 file, which cannot be run: write M of every layer to a .npz.",
+)
+def import_(path: Path, out: Path | None, old_metrics: Path | None) -> None:
+    """Turn a checkpoint of the DAMCHA authors' own code into a run.
+
+    PATH is one .pt file, or a folder of checkpoint_epoch_*.pt, which becomes one run.
+    """
+    from damcha.checkpoint import authors
+
+    if old_metrics is not None:
+        old = authors.write_old_metrics(path, old_metrics)
+        click.echo(f"{old_metrics}: M of {len(old.metrics)} layers, {old.metrics.shape[1]} wide")
+        return
+    if out is None:
+        raise ConfigError("--out: name the run folder to make, e.g. --out runs/theirs")
+    run = authors.import_run(path, out)
+    model, metric = run.config.model, run.config.model.metric
+    kind = model.attention
+    if kind == "damcha":
+        kind += f" ({metric.generator}, sharing {metric.sharing})"
+    epochs = ", ".join(map(str, run.epochs))
+    click.echo(
+        f"{out}: {kind}, {model.n_layers} layers of width {model.d_model}, "
+        f"{run.n_weights():,} weights, epochs {epochs}"
+    )
+    click.echo(run.card.partition("## Translated or left out\n\n")[2], nl=False)
+
+
 class _Figures(click.Group):
     """One command for each kind of figure; kinds and their options are the gallery's."""
 

@@ -158,7 +158,7 @@ def read_weights(path: str | Path, folder: str | Path | None = None) -> dict[str
         If the file is missing, cut, not what its name says, or would need a pickle to be run.
     """
     if Path(path).suffix in (".pt", ".pth", ".ckpt", ".bin"):
-        return _read_pt(regular_file(path, MAX_FILE_BYTES, folder), Path(path).name)
+        return _find_state(read_pt(path, folder), Path(path).name)
     header = read_header(path, folder)
     try:
         state: dict[str, Tensor] = safetensors.torch.load_file(Path(path).resolve(), device="cpu")
@@ -297,7 +297,20 @@ _HARMLESS: list[Any] = [
 _reading_pt = threading.Lock()
 
 
-def _read_pt(real: Path, name: str) -> dict[str, Tensor]:
+def read_pt(path: str | Path, folder: str | Path | None = None) -> Any:
+    """Read a ``torch.save`` file to the CPU with torch's restricted reader, which runs nothing.
+
+    Returns
+    -------
+    Any
+        What was saved: tensors, numbers, strings, and containers of them.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, cut, compressed, or holds anything that would run code.
+    """
+    real, name = regular_file(path, MAX_FILE_BYTES, folder), Path(path).name
     _check_archive(real, name)
     try:
         with _reading_pt, torch.serialization.safe_globals(_HARMLESS):
@@ -312,7 +325,7 @@ def _read_pt(real: Path, name: str) -> dict[str, Tensor]:
         ) from None
     except Exception as error:
         raise CheckpointError(f"{name} cannot be read: {_line(error)}") from None
-    return _find_state(content, name)
+    return content
 
 
 def _check_archive(real: Path, name: str) -> None:
