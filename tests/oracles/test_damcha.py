@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from damcha.attention import Cache, DAMCHAttention, blocks, unblocks
+from damcha.attention import ATTENTIONS, Cache, DAMCHAttention, blocks, unblocks
 from damcha.attention.positions import sinusoidal
+from damcha.checkpoint import authors
 from damcha.config import MetricConfig, ModelConfig
 from damcha.model import Stack
 from damcha.tap import tap
@@ -40,23 +41,8 @@ def oracle(name):
 
 def generator_state(weights, config):
     """The authors' generator weights, ``mlp.{0,3,…}.…`` and the like, under our names."""
-    rename = {"off_diag_alpha": "alpha", "B": "separate"}
-    state = {rename[name]: value for name, value in weights.items() if name in rename}
-    if "M0" in weights:
-        return {"constant": weights["M0"].flatten()}
-    numbers = sorted({int(name.split(".")[1]) for name in weights if name.startswith("mlp.")})
-    for place, number in enumerate(numbers):
-        # Theirs counts Linear, GELU, Dropout; ours Linear, GELU.
-        ours = "output" if number == numbers[-1] else f"hidden.{2 * place}"
-        for kind in ("weight", "bias"):
-            state[f"{ours}.{kind}"] = weights[f"mlp.{number}.{kind}"]
-    if config.off_diagonal != "direct":
-        # Their generator fills all of M and reads the diagonal blocks; ours makes only those.
-        for kind in ("weight", "bias"):
-            rows = state[f"output.{kind}"].unflatten(0, (H, D // H, H, D // H))
-            own = torch.stack([rows[a, :, a] for a in range(H)])
-            state[f"output.{kind}"] = own.flatten(0, 2)
-    return state
+    model = ModelConfig(d_model=D, n_heads=H, causal=False, metric=config)
+    return authors.generator_state(authors.Tensors("the oracle", weights), model)
 
 
 def attention(name, context):
@@ -213,27 +199,6 @@ def test_gradients(path):
 # ---------------------------------------------------------------- the decoder stack
 
 
-def stack_state(theirs):
-    """The authors' decoder weights under the names of :class:`damcha.model.Stack`."""
-    rename = {
-        "self_attn.W_v": "attention.value_proj",
-        "self_attn.out_proj": "attention.out_proj",
-        "ln1": "norm1",
-        "ln2": "norm2",
-        "ff.net.0": "ff.0",
-        "ff.net.3": "ff.3",
-    }
-    prefix = "shared_mlp_module."
-    shared = {k.removeprefix(prefix): v for k, v in theirs.items() if k.startswith(prefix)}
-    state = {f"metric.{k}": v for k, v in generator_state(shared, MetricConfig()).items()}
-    for name, value in theirs.items():
-        if name.startswith("layers."):
-            _, layer, rest = name.split(".", 2)
-            module, kind = rest.rsplit(".", 1)
-            state[f"layers.{layer}.{rename[module]}.{kind}"] = value
-    return state
-
-
 @pytest.fixture(scope="module")
 def decoder():
     data = oracle("damcha_decoder_shared")
@@ -242,7 +207,9 @@ def decoder():
         metric=MetricConfig(hidden_dims=(24,), context="causal", sharing="stack"),
     )  # fmt: skip
     stack = Stack(config).double().eval()
-    stack.load_state_dict(stack_state({k[2:]: v for k, v in data.items() if k[:2] == "w."}))
+    tensors = authors.Tensors("the oracle", {k[2:]: v for k, v in data.items() if k[:2] == "w."})
+    stack.load_state_dict(authors.stack_state(tensors, config))
+    tensors.finish()
     return stack.requires_grad_(False), data
 
 
@@ -281,3 +248,24 @@ def test_decoder_step_by_step(decoder):
     x, cache = data["x"] + data["pe"], stack.new_cache()
     steps = [stack(x[:, t : t + 1], cache=cache) for t in range(L)]
     torch.testing.assert_close(torch.cat(steps, 1), data["out"], **TOLERANCE)
+
+
+# ---------------------------------------------------------------- their simplified baselines
+
+
+@pytest.mark.parametrize("baseline", authors.BASELINES)
+def test_simplified_baselines_as_they_are_imported(baseline):
+    data = oracle(f"damcharepo_{baseline}")
+    tensors = authors.Tensors("the oracle", {k[2:]: v for k, v in data.items() if k[:2] == "w."})
+    kind = ATTENTIONS[authors.BASELINES[baseline]]
+    options = {"local_window": int(data["local_window"])} if baseline == "mma" else {}
+    layer = kind(D, H, batch_first=True, dtype=torch.float64, **options).eval()
+    model = ModelConfig(attention=authors.BASELINES[baseline], d_model=D, n_heads=H)
+    layer.load_state_dict(
+        authors.projections(tensors, model, "", baseline)
+        | tensors.linear("out_proj", "out_proj", D, D)
+    )
+    tensors.finish()
+    x = data["x"]
+    out, _ = layer(x, x, x, need_weights=False, is_causal=True)
+    torch.testing.assert_close(out, data["out_causal"], **TOLERANCE)

@@ -29,16 +29,19 @@ Dropout (0.1 everywhere) is not in their files but fixed in their code; it acts 
 
 from damcha.checkpoint.authors.old import OldMetrics, read_old_metrics, write_old_metrics
 from damcha.checkpoint.authors.read import Checkpoint, open_stack, read_checkpoint
-from damcha.checkpoint.authors.stack import Tensors, generator_state, stack_state
+from damcha.checkpoint.authors.settings import BASELINES
+from damcha.checkpoint.authors.stack import Tensors, generator_state, projections, stack_state
 from damcha.checkpoint.authors.write import import_run
 
 __all__ = [
+    "BASELINES",
     "Checkpoint",
     "OldMetrics",
     "Tensors",
     "generator_state",
     "import_run",
     "open_stack",
+    "projections",
     "read_checkpoint",
     "read_old_metrics",
     "stack_state",

@@ -162,7 +162,7 @@ def stack_state(
         state |= tensors.linear(f"{old}ff.net.0", f"{new}ff.0", d, model.d_ff)
         state |= tensors.linear(f"{old}ff.net.3", f"{new}ff.3", model.d_ff, d)
         if model.attention != "damcha":
-            found = _projections(tensors, model, attention, baseline)
+            found = projections(tensors, model, attention, baseline)
             state |= {f"{new}attention.{name}": value for name, value in found.items()}
             continue
         state |= tensors.linear(f"{attention}W_v", f"{new}attention.value_proj", d, d)
@@ -187,7 +187,7 @@ def _drop_copies(tensors: Tensors, theirs: str, prefix: str, n_layers: int) -> N
                 )
 
 
-def _projections(
+def projections(
     tensors: Tensors, model: ModelConfig, theirs: str, baseline: str | None
 ) -> dict[str, Tensor]:
     """W_Q, W_K, W_V stacked, and what the mechanism has besides."""

@@ -5,15 +5,25 @@ oracles' README: loops over layers, heads and blocks, one metric a query. The nu
 themselves are held to the authors' own outputs in tests/oracles.
 """
 
+import argparse
+import json
 import math
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from streamlit.testing.v1 import AppTest
+from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear
 
-from damcha.checkpoint import authors
+from damcha.attention.positions import sinusoidal
+from damcha.checkpoint import authors, open_run, read_header
+from damcha.cli import main
+from damcha.errors import CheckpointError
 from damcha.model import unpatchify
 
 BASE = {
@@ -333,3 +343,502 @@ def test_the_live_model_computes_what_theirs_computes(variant, path, tmp_path):
         torch.testing.assert_close(
             live(model, image, hidden.flatten()), expected, rtol=0, atol=1e-5
         )
+
+
+def test_positions_that_our_own_table_does_not_reach_are_kept_as_they_are(path, tmp_path):
+    theirs = Theirs(img_size=128, n_layers=1, n_heads=2, d_model=8)
+    run = authors.import_run(theirs.save(path), tmp_path / "run")
+    assert run.config.model.positions == "learned"
+    model = run.load(device="cpu")
+    assert torch.equal(model.positions.table, theirs.w["decoder.pe.pe"][:1024])
+    assert "the table of positions stored as it was" in run.card
+
+
+@pytest.mark.parametrize("changes", [{}, {"share_mlp": False}, {"use_layer_bias": True}])
+def test_a_text_model_of_bytes_computes_what_theirs_computes(changes, path, tmp_path):
+    theirs = Theirs(symbols=257, dataset="commongen", **changes)
+    run = authors.import_run(theirs.save(path), tmp_path / "run")
+    assert run.task == "language_modelling"
+    tokens = torch.tensor([256, *b"a dog runs"])
+    embedding = theirs.parts["embedding"]["weight"].double()
+    head = theirs.parts["head"]
+    expected = linear(
+        theirs.decoder(embedding[tokens]), head["proj.weight"].double(), head["proj.bias"].double()
+    )[:-1, :256]
+    made = run.load(device="cpu")(tokens[None, 1:])[0]
+    torch.testing.assert_close(made.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_text_model_of_a_tokenizer_is_refused_but_its_stack_opens(path, tmp_path):
+    theirs = Theirs(symbols=300, dataset="wmt")
+    theirs.save(path)
+    with pytest.raises(CheckpointError, match=r"has 300 symbols of a tokenizer .*open_stack"):
+        authors.import_run(path, tmp_path / "run")
+    x = torch.randn(9, 16, generator=torch.Generator().manual_seed(3))
+    made = authors.open_stack(path)((x + sinusoidal(9, 16, like=x))[None])[0]
+    torch.testing.assert_close(made.double(), theirs.decoder(x.double()), rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- the run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Their checkpoints of epochs 2, 9 and 10, whose names sort as 10, 2, 9."""
+    made = tmp_path / "mlp_shared"
+    made.mkdir()
+    for epoch in (2, 9, 10):
+        theirs = Theirs(seed=epoch)
+        content = theirs.content(epoch, loss=1 / epoch)
+        torch.save(content, made / f"checkpoint_epoch_{epoch}.pt")
+    torch.save(content, made / "best_model.pt")
+    (made / "notes.txt").write_text("x")
+    return made
+
+
+def test_a_folder_becomes_one_run_with_epochs_in_numeric_order(folder, tmp_path):
+    run = authors.import_run(folder, tmp_path / "theirs")
+    assert run.epochs == (1, 8, 9)  # ours count from 0
+    assert run.notes == run.strays == ()
+    assert run.metrics == tuple(
+        {"epoch": epoch - 1, "valid_loss": 1 / epoch, "best_valid_loss": 0.2}
+        for epoch in (2, 9, 10)
+    )
+    for epoch in (2, 9, 10):
+        weight = run.load(epoch - 1, "cpu").stack.metric.output.weight
+        assert torch.equal(weight, Theirs(seed=epoch).w["decoder.shared_mlp_module.mlp.6.weight"])
+    train = run.config.train
+    assert (train.epochs, train.batch_size, train.seed) == (50, 64, 42)
+    assert train.steps_per_epoch == 703
+    assert run.config.data.dataset == "cifar10"
+
+
+def test_the_card_names_every_file_its_digest_and_what_was_translated(folder, tmp_path):
+    import hashlib
+
+    run = authors.import_run(folder, tmp_path / "theirs")
+    for file in folder.glob("checkpoint_epoch_*.pt"):
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert f"`{file.name}` | {digest} |" in run.card
+    for words in (
+        "| 9 | 10 | 0.100000 |",
+        "reordered from (channel, row, column)",
+        "left out in the same folder: `best_model.pt`",
+        "their losses hide one to three rows",
+        "optimiser, scheduler and random states left out",
+    ):
+        assert words in run.card
+    metadata = read_header(run.files[-1]).metadata
+    assert metadata["epoch"] == "9"
+    assert metadata["source_sha256"] in run.card
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("bayesian", "the variance of α left out"),
+        ("compact, mode unread", "off_diag_mode 'bayesian' and its weights left out"),
+        ("static, scales ignored", "block scales 1 and 0 left out"),
+        ("layer bias, two scales", "layer bias of rank 2 stored with rank 10"),
+        ("colmha", "folded into plain multi-head attention"),
+        ("grey", "data set 'mnist': known here as 'image_folder'"),
+    ],
+)
+def test_the_card_says_what_changed(variant, words, path, tmp_path):
+    run = authors.import_run(Theirs(**VARIANTS[variant]).save(path), tmp_path / "run")
+    assert words in run.card
+
+
+def test_a_shared_generator_is_stored_once(path, tmp_path):
+    run = authors.import_run(Theirs(use_layer_bias=True).save(path), tmp_path / "run")
+    header = read_header(run.files[0])
+    assert sum(name.endswith("metric.output.weight") for name in header.shapes) == 1
+    assert run.config.model.metric.sharing == "parameters"
+
+
+def test_a_name_that_means_something_in_markdown_stays_a_name(tmp_path):
+    path = tmp_path / "a`|![x](http:example.org)\n.pt"
+    run = authors.import_run(Theirs().save(path), tmp_path / "my run!")
+    assert "a??![x](http:example.org)?.pt" in run.card
+    assert run.config.name == "my-run-"
+
+
+def test_the_name_of_an_epoch_must_agree_with_the_file(folder, tmp_path):
+    (folder / "checkpoint_epoch_9.pt").rename(folder / "checkpoint_epoch_4.pt")
+    with pytest.raises(CheckpointError, match=r"epoch_4.pt says that it holds epoch 9: it was re"):
+        authors.import_run(folder, tmp_path / "run")
+
+
+def test_one_epoch_twice_is_refused(folder, tmp_path):
+    (folder / "checkpoint_epoch_010.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"epoch_010.pt and .*_10.pt in .* are both epoch 10"):
+        authors.import_run(folder, tmp_path / "run")
+
+
+def test_files_of_two_runs_are_refused_and_nothing_is_left_behind(folder, tmp_path):
+    Theirs(off_diag_scale=0.5).save(folder / "checkpoint_epoch_10.pt")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match=r"_10.pt is not of the run of checkpoint_epoch_2.pt"):
+        authors.import_run(folder, tmp_path / "run")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_without_their_files_and_a_run_that_exists_are_refused(tmp_path, path):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint_epoch_N\.pt"):
+        authors.import_run(tmp_path, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="already exists; name a new run folder"):
+        authors.import_run(path, tmp_path)
+    with pytest.raises(CheckpointError, match=r"checkpoint_epoch_10\.pt is missing in"):
+        authors.import_run(path, tmp_path / "run")
+
+
+# ---------------------------------------------------------------- refusals
+
+
+class Attack:
+    """Pickles to a command that leaves a file behind."""
+
+    def __init__(self, trace):
+        self.trace = str(trace)
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.trace}",)
+
+
+def refused(path, match):
+    """Both readers refuse in one sentence, and no run is made."""
+    with pytest.raises(CheckpointError, match=match) as caught:
+        authors.import_run(path, path.parent / "run")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "weights_only" not in message
+    assert not (path.parent / "run").exists()
+
+
+def test_code_in_the_pickle_never_runs(path, tmp_path):
+    trace = tmp_path / "trace"
+    Theirs().save(path, extra=Attack(trace))
+    refused(path, "building that could run code, so it is not opened")
+    assert not trace.exists()
+
+
+def test_a_whole_module_is_refused_by_name(path):
+    torch.save(nn.Linear(2, 2), path)
+    refused(path, "it needs 'torch.nn.modules.linear.Linear'")
+
+
+def test_a_namespace_is_refused_by_name(path):
+    Theirs().save(path, config=argparse.Namespace(**BASE))
+    refused(path, r"its 'config' is an argparse.Namespace, not a dictionary; save vars\(args\)")
+    torch.save(argparse.Namespace(**BASE), path)
+    refused(path, "holds a argparse.Namespace, not the dictionary")
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"a": 1, "b": 2}, r"format_version is 2: here it is 'None', and the file holds 'a', 'b'"),
+        ({"format_version": 3, "epoch": 1}, "here it is '3'"),
+        ({"format_version": 2.0}, "here it is '2.0'"),
+        ({"format_version": True}, "here it is 'True'"),
+        ([1], "holds a list, not the dictionary"),
+        ({"format_version": 2}, "its 'components' is missing"),
+        ({"format_version": 2, "components": {}}, "its 'model_state_dict' is missing"),
+    ],
+)
+def test_what_is_no_checkpoint_of_theirs_is_told(path, content, match):
+    torch.save(content, path)
+    refused(path, match)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"d_model": 32}, r"'decoder.pe.pe' has shape \[4096, 16\], but its config asks for"),
+        ({"d_ff": 25}, r"'decoder.layers.0.ff.net.0.weight' has shape \[24, 16\].* \[25, 16\]"),
+        ({"n_layers": 4}, "lacks 'decoder.layers.3.self_attn.out_proj.weight'"),
+        (
+            {"n_layers": 2},
+            "holds 'decoder.layers.2.self_attn.out_proj.weight', .* and 17 more, which no",
+        ),
+        ({"n_heads": 5}, "d_model=16 is not divisible by n_heads=5"),
+        ({"n_heads": 2}, "'decoder.shared_mlp_module.diag_mask' is not the mask of 2 heads"),
+        ({"share_mlp": False}, "lacks 'decoder.layers.0.self_attn._own_mlp.mlp.0.weight'"),
+        ({"use_mlp": False}, "lacks 'decoder.layers.0.self_attn.M0'"),
+        ({"use_M": False}, "lacks 'decoder.layers.0.self_attn.W_q.weight'"),
+        ({"use_M": 1}, "its config has use_M='1', which is not of type bool"),
+        ({"d_model": "16"}, "has d_model='16', which is not of type int"),
+        (
+            {"d_model": 10**9},
+            r"'decoder.pe.pe' has shape \[4096, 16\], but .* \[4096, 1000000000\]",
+        ),
+        ({"mlp_hidden": (16384,) * 9}, "weights, more than the 2,000,000,000 that damcha accepts"),
+        ({"mlp_hidden": 7}, "has mlp_hidden='7', not a tuple of int"),
+        ({"mlp_hidden": (7.5,)}, "not a tuple of int"),
+        ({"mlp_hidden": (0,)}, "greater than or equal to 1"),
+        ({"off_diag_mode": "quantum"}, "off_diag_mode='quantum' is not known; known are mlp, lin"),
+        ({"off_diag_mode": "separate_B"}, "lacks 'decoder.shared_mlp_module.B'"),
+        ({"off_diag_scale": float("nan")}, "finite"),
+        ({"off_diag_scale": "0"}, "not of type float"),
+        ({"use_layer_bias": True, "layer_bias_rank": 0}, "layer_bias_rank=0"),
+        ({"baseline": "dcmha"}, "simplified baseline 'dcmha', .* their tha, mma, colmha can be"),
+        ({"baseline": "moa"}, "simplified baseline 'moa'"),
+        ({"baseline": "flash"}, "its baseline 'flash' is not known"),
+        ({"baseline": ["tha"]}, r"its baseline \"\['tha'\]\" is not known"),
+        ({"patch_size": 2}, r"'proj.weight' has shape \[16, 48\]"),
+        ({"patch_size": 5}, "image_size=16 is not divisible by patch_size=5"),
+        ({"in_ch": 4}, "in_ch=4, not 1 or 3"),
+        ({"img_size": 512}, r"has 4096 positions, fewer than the 16384 tokens"),
+        ({"lr": -1.0}, "lr: input should be greater than 0"),
+    ],
+)
+def test_a_config_that_is_not_the_weights_own_is_refused(path, changes, match):
+    theirs = Theirs()
+    theirs.save(path, config={**theirs.c, **changes})
+    refused(path, match)
+
+
+@pytest.mark.parametrize("key", ["d_model", "n_heads", "d_ff", "n_layers", "use_M", "dataset"])
+def test_a_config_that_lacks_a_setting_is_refused(path, key):
+    theirs = Theirs()
+    theirs.save(path, config={name: value for name, value in theirs.c.items() if name != key})
+    refused(path, f"its config lacks '{key}'")
+
+
+@pytest.mark.parametrize("epoch", [0, -1, 2.0, True, None, "3"])
+def test_an_epoch_that_is_none_is_refused(path, epoch):
+    Theirs().save(path, epoch=epoch)
+    refused(path, "its epoch is .*; they count from 1")
+
+
+def test_components_that_are_missing_or_too_many_are_refused(path):
+    theirs = Theirs()
+    theirs.save(path, components={"head": theirs.parts["head"]})
+    refused(path, "lacks the patch or token embedding: its components are 'head'")
+    theirs.save(path, components={"patcher": theirs.parts["patcher"]})
+    refused(path, "lacks the head: its components are 'patcher'")
+    theirs.save(path, components={**theirs.parts, "extra": {"w": torch.ones(2)}})
+    refused(path, "holds 'w', which no model of its config has")
+    theirs.save(path, components={**theirs.parts, "head": 3})
+    refused(path, "its 'components.head' is a int, not a dictionary of names")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "match"),
+    [
+        (torch.full((16, 16), torch.nan), "256 of the 256 numbers of .*W_v.weight' are NaN or inf"),
+        (torch.ones(16, 16, dtype=torch.int64), "holds torch.int64, not floating-point weights"),
+        (torch.ones(1).expand(10**6, 10**6), "claims 1,000,000,000,000 numbers, more than are st"),
+        (torch.eye(16).to_sparse(), "is not a plain tensor"),
+        ("weights", "is not a plain tensor"),
+        (torch.ones(16), r"has shape \[16\], but its config asks for \[16, 16\]"),
+    ],
+)
+def test_a_tensor_that_is_none_is_refused(path, tensor, match):
+    theirs = Theirs()
+    theirs.w["decoder.layers.1.self_attn.W_v.weight"] = tensor
+    torch.save({**Theirs().content(), "model_state_dict": theirs.w}, path)
+    refused(path, match)
+
+
+def test_copies_of_the_shared_generator_that_differ_are_refused(path):
+    theirs = Theirs()
+    name = "decoder.layers.2.self_attn._shared_mlp.mlp.0.bias"
+    theirs.w[name] = theirs.w[name] + 1
+    torch.save({**Theirs().content(), "model_state_dict": theirs.w}, path)
+    refused(path, "'decoder.layers.2.*' differs from 'decoder.shared_mlp_module.mlp.0.bias'")
+
+
+def test_a_wrapped_model_of_another_precision_opens(path, tmp_path):
+    theirs = Theirs()
+    wrapped = {f"module.{name}": value.double() for name, value in theirs.w.items()}
+    run = authors.import_run(theirs.save(path, model_state_dict=wrapped), tmp_path / "run")
+    assert run.stored_dtypes() == ("F32",)
+
+
+def test_losses_that_are_no_numbers_are_left_out(path, tmp_path):
+    run = authors.import_run(
+        Theirs().save(path, loss=float("nan"), best_loss="x"), tmp_path / "run"
+    )
+    assert run.metrics == ({"epoch": 9},)
+    assert "| 9 | 10 | - |" in run.card
+
+
+# ---------------------------------------------------------------- version 1
+
+
+def old_content(mode="mlp", bias=True, shared=True, heads=2, d=6, layers=2):
+    """A version-1 file, and M of each layer by loops."""
+    generator = torch.Generator().manual_seed(1)
+
+    def new(*shape):
+        return torch.randn(shape, generator=generator)
+
+    e, state, expected = d // heads, {}, []
+    prefixes = ["decoder.shared_mlp_module."] if shared else [
+        f"decoder.layers.{i}.self_attn._own_mlp." for i in range(layers)
+    ]  # fmt: skip
+    for prefix in prefixes:
+        state[f"{prefix}input_embedding"] = new(d)
+        state[f"{prefix}diag_block_weights"] = torch.ones(heads)
+        out = 2 * d * 2 if mode == "compact" else d * d
+        for place, (n_in, n_out) in enumerate(((d, 5), (5, out))):
+            state[f"{prefix}mlp.{3 * place}.weight"] = new(n_out, n_in)
+            state[f"{prefix}mlp.{3 * place}.bias"] = new(n_out)
+        mask = torch.block_diag(*[torch.ones(e, e)] * heads)
+        state[f"{prefix}diag_mask"], state[f"{prefix}off_diag_mask"] = mask, 1 - mask
+        if mode == "linear_comb":
+            state[f"{prefix}off_diag_alpha"] = new(heads, heads, heads)
+        if mode == "separate_B":
+            state[f"{prefix}B"] = new(heads, e, d)
+        if bias:
+            state[f"{prefix}layer_bias_U"], state[f"{prefix}layer_bias_V"] = new(d, 2), new(d, 2)
+            state[f"{prefix}layer_scales"] = new(layers, 2)
+    for i in range(layers):
+        state[f"decoder.layers.{i}.self_attn.M0"] = new(d, d)
+        state[f"decoder.layers.{i}.self_attn.W_v.weight"] = new(d, d)
+        p = prefixes[0] if shared else prefixes[i]
+        x = gelu(linear(state[f"{p}input_embedding"], state[f"{p}mlp.0.weight"],
+                        state[f"{p}mlp.0.bias"]))  # fmt: skip
+        x = linear(x, state[f"{p}mlp.3.weight"], state[f"{p}mlp.3.bias"])
+        if mode == "compact":
+            u, v = x.reshape(2, d, 2)
+            metric = u @ v.T / math.sqrt(2)
+        else:
+            raw = x.reshape(d, d)
+            metric = raw.clone()
+            for a in range(heads):
+                for b in range(heads):
+                    rows, columns = slice(a * e, a * e + e), slice(b * e, b * e + e)
+                    if a == b:
+                        continue
+                    other = raw[rows, columns]
+                    if mode == "linear_comb":
+                        alpha = state[f"{p}off_diag_alpha"][a, b]
+                        other = sum(
+                            alpha[k] * raw[k * e : k * e + e, k * e : k * e + e]
+                            for k in range(heads)
+                        )
+                    if mode == "separate_B":
+                        other = state[f"{p}B"][a][:, columns]
+                    metric[rows, columns] = 0.25 * other
+        if bias:
+            u, v = state[f"{p}layer_bias_U"], state[f"{p}layer_bias_V"]
+            metric = metric + u @ torch.diag(state[f"{p}layer_scales"][i]) @ v.T
+        expected.append(metric)
+    content = {
+        "epoch": 3, "loss": 0.5, "model_state_dict": state, "optimizer_state_dict": {},
+        "off_diag_params": {"off_diag_mode": mode, "off_diag_scale": 0.25},
+    }  # fmt: skip
+    return content, torch.stack(expected)
+
+
+@pytest.mark.parametrize("mode", ["mlp", "linear_comb", "separate_B", "compact"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_metric_of_a_version_1_file_is_shown(path, mode, bias, shared):
+    content, expected = old_content(mode, bias, shared)
+    torch.save(content, path)
+    old = authors.read_old_metrics(path)
+    assert old.n_heads == 2
+    torch.testing.assert_close(torch.from_numpy(old.metrics), expected, rtol=0, atol=1e-5)
+
+
+def test_the_constant_metric_of_a_version_1_file_is_shown(path):
+    content, _ = old_content()
+    state = content["model_state_dict"]
+    content["model_state_dict"] = {k: v for k, v in state.items() if "shared_mlp" not in k}
+    torch.save(content, path)
+    old = authors.read_old_metrics(path)
+    assert old.n_heads is None
+    assert torch.equal(torch.from_numpy(old.metrics[1]), state["decoder.layers.1.self_attn.M0"])
+
+
+def test_a_version_1_file_is_explained_and_not_run(path):
+    content, _ = old_content()
+    torch.save(content, path)
+    refused(path, "this is a version-1 checkpoint: it lacks the head and the embedding, and made M")
+    with pytest.raises(CheckpointError, match="this is a version-1 checkpoint"):
+        authors.open_stack(path)
+
+
+def test_what_is_no_version_1_file_with_a_metric_is_refused(path):
+    with pytest.raises(CheckpointError, match="is not a version-1 checkpoint"):
+        authors.read_old_metrics(Theirs().save(path))
+    content, _ = old_content()
+    state = content["model_state_dict"]
+    torch.save({**content, "model_state_dict": {"a": torch.ones(2)}}, path)
+    with pytest.raises(CheckpointError, match="is of version 1 and holds no metric M"):
+        authors.read_old_metrics(path)
+    state["decoder.shared_mlp_module.mlp.3.bias"] = torch.ones(7)
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="M of layer 0 cannot be made"):
+        authors.read_old_metrics(path)
+    state["decoder.shared_mlp_module.mlp.3.bias"] = torch.full((36,), torch.nan)
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="has a non-finite metric M"):
+        authors.read_old_metrics(path)
+
+
+# ---------------------------------------------------------------- the command and the dashboard
+
+
+def command(*words):
+    return CliRunner().invoke(main, ["import", *map(str, words)])
+
+
+def test_the_command_says_what_it_made(folder, tmp_path):
+    result = command(folder, "--out", tmp_path / "theirs")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == (
+        f"{tmp_path / 'theirs'}: damcha (mlp, sharing stack), 3 layers of width 16, "
+        f"{open_run(tmp_path / 'theirs').n_weights():,} weights, epochs 1, 8, 9"
+    )
+    assert lines[1].startswith("- patches reordered")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["name"] == "theirs"
+
+
+def test_the_command_writes_the_metric_of_a_version_1_file(path, tmp_path):
+    content, expected = old_content()
+    torch.save(content, path)
+    result = command(path, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "this is a version-1 checkpoint" in result.output
+    result = command(path, "--old-metrics", tmp_path / "m.npz")
+    assert result.output == f"{tmp_path / 'm.npz'}: M of 2 layers, 6 wide\n"
+    with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
+        np.testing.assert_allclose(file["metrics"], expected.numpy(), atol=1e-5)
+        assert file["n_heads"] == 2
+
+
+def test_the_command_needs_a_place(path):
+    result = command(Theirs().save(path))
+    assert result.exit_code == 2
+    assert "--out: name the run folder to make" in result.output
+
+
+@pytest.mark.parametrize("variant", ["shared", "unshared", "static", "tha"])
+def test_the_dashboard_opens_an_imported_run(variant, tmp_path, monkeypatch):
+    from PIL import Image
+
+    theirs = Theirs(**VARIANTS[variant])
+    run = authors.import_run(theirs.save(tmp_path / "x.pt"), tmp_path / "runs" / "theirs")
+    monkeypatch.setenv("DAMCHA_RUNS", str(tmp_path / "runs"))
+    dashboard = Path(__file__).resolve().parents[3] / "app" / "dashboard.py"
+    at = AppTest.from_file(str(dashboard), default_timeout=60).run()
+    assert not at.exception
+    assert not at.error
+    (run.path / "samples").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    Image.fromarray(pixels).save(run.path / "samples" / "a.png")
+    for page in ("inspect", "runs", "epochs"):
+        at = AppTest.from_file(str(dashboard), default_timeout=60)
+        if page != "inspect":
+            at.switch_page(f"views/{page}.py")
+        at.run()
+        assert not at.exception
+        assert not at.error
+        if page == "inspect":
+            shown = {element.proto.component_name for element in at.get("bidi_component")}
+            assert any(name.endswith("damcha_figure") for name in shown)
