@@ -257,7 +257,7 @@ def test_decoder_step_by_step(decoder):
 def test_simplified_baselines_as_they_are_imported(baseline):
     data = oracle(f"damcharepo_{baseline}")
     tensors = authors.Tensors("the oracle", {k[2:]: v for k, v in data.items() if k[:2] == "w."})
-    kind = ATTENTIONS[authors.BASELINES[baseline]]
+    kind = ATTENTIONS[authors.BASELINES[baseline]]  # the layers themselves: test_mechanisms.py
     options = {"local_window": int(data["local_window"])} if baseline == "mma" else {}
     layer = kind(D, H, batch_first=True, dtype=torch.float64, **options).eval()
     model = ModelConfig(attention=authors.BASELINES[baseline], d_model=D, n_heads=H)

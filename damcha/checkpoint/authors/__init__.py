@@ -21,7 +21,7 @@ patches in (c, row, col) order  columns of the embedding and rows of the head ar
 sinusoidal table                positions "sinusoidal" where ours agrees with it to 2·10⁻⁶, else the
                                 stored table, exactly, as positions "learned"
 baseline tha, mma               attention "tha", "mma"
-baseline colmha                 attention "mha": W_q' = (C_q ⊗ I_e) W_q and likewise for keys
+baseline dcmha, colmha, moa     attention "authors-dcmha", "authors-colmha", "authors-moa"
 ==============================  ===================================================================
 
 Dropout (0.1 everywhere) is not in their files but fixed in their code; it acts in training only.

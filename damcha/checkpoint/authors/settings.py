@@ -16,9 +16,13 @@ MODES = {
     "bayesian": "linear_combination",
     "separate_B": "separate",
 }
-BASELINES = {"tha": "tha", "mma": "mma", "colmha": "mha"}
-REFUSED_BASELINES = ("dcmha", "moa")
-"""Simplified in their code to functions that no attention here computes."""
+BASELINES = {
+    "tha": "tha",
+    "mma": "mma",
+    "dcmha": "authors-dcmha",
+    "colmha": "authors-colmha",
+    "moa": "authors-moa",
+}
 DROPOUT = 0.1
 """A constant of their code."""
 TEXT_LENGTH = 512
@@ -58,13 +62,10 @@ class Settings:
         if value is None:
             return None
         if not isinstance(value, str) or value not in BASELINES:
-            if value in REFUSED_BASELINES:
-                raise CheckpointError(
-                    f"{self.name} is the authors' simplified baseline '{value}', which is not the "
-                    f"published mechanism and which damcha does not have; their "
-                    f"{', '.join(BASELINES)} can be imported"
-                )
-            raise CheckpointError(f"{self.name}: its baseline {str(value)[:60]!r} is not known")
+            raise CheckpointError(
+                f"{self.name}: its baseline {str(value)[:60]!r} is not known; known are "
+                f"{', '.join(BASELINES)}"
+            )
         return value
 
     @property
@@ -137,8 +138,6 @@ class Settings:
         kind: dict[str, Any] = {"attention": BASELINES[baseline] if baseline else "mha"}
         if baseline is None and self.get("use_M", bool):
             kind = {"attention": "damcha", "metric": self.metric(n_heads)}
-        if baseline == "colmha":
-            self.notes.append("their 'colmha' folded into plain multi-head attention, exactly")
         return ModelConfig(
             d_model=self.get("d_model", int),
             n_heads=n_heads,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from damcha.attention.authors import RANK
 from damcha.config import MetricConfig, ModelConfig
 from damcha.errors import CheckpointError
 
@@ -192,18 +193,32 @@ def projections(
 ) -> dict[str, Tensor]:
     """W_Q, W_K, W_V stacked, and what the mechanism has besides."""
     d, h = model.d_model, model.n_heads
-    weights, biases = [], []
-    for kind in "qkv":
-        folded = baseline == "colmha" and kind != "v"
-        name = f"{theirs}W_shared_{kind}" if folded else f"{theirs}W_{kind}"
-        weight = tensors.take(f"{name}.weight", d, d)
-        if folded:
-            mix = tensors.take(f"{theirs}combine_{kind}", h, h)
-            weight = torch.einsum("oi,iem->oem", mix, weight.unflatten(0, (h, -1))).flatten(0, 1)
-        weights.append(weight)
-        biases.append(torch.zeros_like(weight[:, 0]) if folded else tensors.take(f"{name}.bias", d))
+    if baseline == "moa":  # 2h experts, x @ W
+        experts = [tensors.take(f"{theirs}W_{kind}", 2 * h, d, d // h) for kind in "qkv"]
+        stacked = torch.cat([weight.transpose(1, 2).flatten(0, 1) for weight in experts])
+        return {"in_proj_weight": stacked} | tensors.linear(f"{theirs}router", "router", d, 2 * h)
+    shared = "shared_" if baseline == "colmha" else ""
+    names = [f"{theirs}W_{shared}q", f"{theirs}W_{shared}k", f"{theirs}W_v"]
+    weights = [tensors.take(f"{name}.weight", d, d) for name in names]
+    biases = [
+        torch.zeros_like(weight[:, 0])
+        if shared and name != names[-1]  # theirs has none there
+        else tensors.take(f"{name}.bias", d)
+        for name, weight in zip(names, weights, strict=True)
+    ]
     state = {"in_proj_weight": torch.cat(weights), "in_proj_bias": torch.cat(biases)}
     if baseline == "tha":
         for old, new in (("pre_proj", "mix_logits"), ("post_proj", "mix_probabilities")):
             state[f"{new}.weight"] = tensors.take(f"{theirs}{old}.weight", h, h)
+    elif baseline == "colmha":
+        state |= {name: tensors.take(theirs + name, h, h) for name in ("combine_q", "combine_k")}
+    elif baseline == "dcmha":
+        if h // 2 > RANK:
+            raise CheckpointError(
+                f"{tensors.name}: their 'dcmha' of {h} heads has a router of rank {h // 2}, and "
+                f"damcha's has rank {RANK}; up to {2 * RANK + 1} heads can be imported"
+            )
+        state |= tensors.linear(f"{theirs}router.0", "router.0", d, RANK)
+        state |= tensors.linear(f"{theirs}router.2", "router.2", RANK, h * h)
+        state |= tensors.linear(f"{theirs}gate_proj", "gate", d, h)
     return state

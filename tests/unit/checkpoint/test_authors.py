@@ -62,6 +62,8 @@ VARIANTS = {
     "tha": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "tha"},
     "mma": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "mma"},
     "colmha": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "colmha"},
+    "dcmha": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "dcmha"},
+    "moa": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "moa"},
 }  # fmt: skip
 
 
@@ -95,10 +97,19 @@ class Theirs:
                 for kind in "qk":
                     self.tensor(f"{own}W_shared_{kind}.weight", d, d)
                     self.tensor(f"{own}combine_{kind}", h, h)
+            elif c["baseline"] == "moa":
+                for kind in "qkv":
+                    self.tensor(f"{own}W_{kind}", 2 * h, d, e)
+                self.linear(f"{own}router", d, 2 * h)
             elif not c["use_M"]:
                 self.linear(f"{own}W_q", d, d)
                 self.linear(f"{own}W_k", d, d)
-            self.linear(f"{own}W_v", d, d)
+            if c["baseline"] != "moa":
+                self.linear(f"{own}W_v", d, d)
+            if c["baseline"] == "dcmha":
+                self.linear(f"{own}router.0", d, max(4, h // 2))
+                self.linear(f"{own}router.2", max(4, h // 2), h * h)
+                self.linear(f"{own}gate_proj", d, h)
             if c["baseline"] == "tha":
                 self.tensor(f"{own}pre_proj.weight", h, h)
                 self.tensor(f"{own}post_proj.weight", h, h)
@@ -206,8 +217,7 @@ class Theirs:
     def decoder(self, x):
         """[L, d] embeddings → [L, d]."""
         c, w = self.c, {name: value.double() for name, value in self.w.items()}
-        d, h = c["d_model"], c["n_heads"]
-        e, length = d // h, len(x)
+        d, length = c["d_model"], len(x)
         x = x + w["decoder.pe.pe"][:length]
         shared = c["use_mlp"] and c["share_mlp"] and not c["use_layer_bias"]
         given = self.metrics("decoder.shared_mlp_module.", x, 0) if shared else None
@@ -215,37 +225,70 @@ class Theirs:
         for i in range(c["n_layers"]):
             layer = f"decoder.layers.{i}."
             own = f"{layer}self_attn."
-            heads = x.reshape(length, h, e)
-            if not c["use_M"]:
-                q, k = self.queries_and_keys(w, own, x)
+            if c["baseline"] == "moa":
+                y = self.mixture(w, own, x, future)
             else:
-                if given is not None:
-                    rows = given
-                elif not c["use_mlp"]:
-                    rows = self.row_sum(w[f"{own}M0"]).expand(length, -1, -1, -1)
-                else:
-                    kind = "_shared_mlp." if c["share_mlp"] else "_own_mlp."
-                    rows = self.metrics(own + kind, x, i)
-                q, k = torch.einsum("the,thef->thf", heads, rows), heads
-            scores = torch.einsum("the,she->hts", q, k) / math.sqrt(e)
-            if c["baseline"] == "tha":
-                scores = torch.einsum("gh,hts->gts", w[f"{own}pre_proj.weight"], scores)
-            mask = future.expand(h, -1, -1).clone()
-            if c["baseline"] == "mma":
-                near = torch.ones(length, length).tril(-8).bool()
-                for a in range(h):
-                    mask[a] |= (False, near, False, future.T)[a % 4]
-            weights = scores.masked_fill(mask, -torch.inf).softmax(-1)
-            if c["baseline"] == "tha":
-                weights = torch.einsum("gh,hts->gts", w[f"{own}post_proj.weight"], weights)
-            v = linear(x, w[f"{own}W_v.weight"], w[f"{own}W_v.bias"]).reshape(length, h, e)
-            y = torch.einsum("hts,she->the", weights, v).reshape(length, d)
+                y = self.attention(w, own, x, future, i, given)
             y = linear(y, w[f"{own}out_proj.weight"], w[f"{own}out_proj.bias"])
             x = layer_norm(x + y, (d,), w[f"{layer}ln1.weight"], w[f"{layer}ln1.bias"])
             y = gelu(linear(x, w[f"{layer}ff.net.0.weight"], w[f"{layer}ff.net.0.bias"]))
             y = linear(y, w[f"{layer}ff.net.3.weight"], w[f"{layer}ff.net.3.bias"])
             x = layer_norm(x + y, (d,), w[f"{layer}ln2.weight"], w[f"{layer}ln2.bias"])
         return x
+
+    def attention(self, w, own, x, future, layer, given):
+        """Heads side by side [L, d], before W_O."""
+        c, (length, d) = self.c, x.shape
+        h = c["n_heads"]
+        e = d // h
+        if not c["use_M"]:
+            q, k = self.queries_and_keys(w, own, x)
+        else:
+            if given is not None:
+                rows = given
+            elif not c["use_mlp"]:
+                rows = self.row_sum(w[f"{own}M0"]).expand(length, -1, -1, -1)
+            else:
+                kind = "_shared_mlp." if c["share_mlp"] else "_own_mlp."
+                rows = self.metrics(own + kind, x, layer)
+            k = x.reshape(length, h, e)
+            q = torch.einsum("the,thef->thf", k, rows)
+        scores = torch.einsum("the,she->hts", q, k) / math.sqrt(e)
+        if c["baseline"] == "tha":
+            scores = torch.einsum("gh,hts->gts", w[f"{own}pre_proj.weight"], scores)
+        if c["baseline"] == "dcmha":
+            x1 = torch.tanh(linear(x, w[f"{own}router.0.weight"], w[f"{own}router.0.bias"]))
+            x1 = linear(x1, w[f"{own}router.2.weight"], w[f"{own}router.2.bias"])
+            share = x1.reshape(length, h, h).softmax(1)  # [query, source, target]
+            gate = linear(x, w[f"{own}gate_proj.weight"], w[f"{own}gate_proj.bias"]).sigmoid()
+            mixed = torch.einsum("tab,ats->bts", share, scores)
+            scores = gate.T[..., None] * mixed + (1 - gate.T[..., None]) * scores
+        mask = future.expand(h, -1, -1).clone()
+        if c["baseline"] == "mma":
+            near = torch.ones(length, length).tril(-8).bool()
+            for a in range(h):
+                mask[a] |= (False, near, False, future.T)[a % 4]
+        weights = scores.masked_fill(mask, -torch.inf).softmax(-1)
+        if c["baseline"] == "tha":
+            weights = torch.einsum("gh,hts->gts", w[f"{own}post_proj.weight"], weights)
+        v = linear(x, w[f"{own}W_v.weight"], w[f"{own}W_v.bias"]).reshape(length, h, e)
+        return torch.einsum("hts,she->the", weights, v).reshape(length, d)
+
+    def mixture(self, w, own, x, future):
+        """Of 2h experts each token's h best, gated, side by side by rank."""
+        h = self.c["n_heads"]
+        outputs = []
+        for expert in range(2 * h):
+            q, k, v = (x @ w[f"{own}W_{kind}"][expert] for kind in "qkv")
+            scores = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(future, -torch.inf)
+            outputs.append(scores.softmax(-1) @ v)
+        logits = linear(x, w[f"{own}router.weight"], w[f"{own}router.bias"])
+        rows = []
+        for t in range(len(x)):
+            best = logits[t].argsort(descending=True)[:h]
+            gates = logits[t][best].softmax(0)
+            rows.append(torch.cat([g * outputs[i][t] for g, i in zip(gates, best, strict=True)]))
+        return torch.stack(rows)
 
     def queries_and_keys(self, w, own, x):
         h = self.c["n_heads"]
@@ -440,7 +483,6 @@ def test_the_card_names_every_file_its_digest_and_what_was_translated(folder, tm
         ("compact, mode unread", "off_diag_mode 'bayesian' and its weights left out"),
         ("static, scales ignored", "block scales 1 and 0 left out"),
         ("layer bias, two scales", "layer bias of rank 2 stored with rank 10"),
-        ("colmha", "folded into plain multi-head attention"),
         ("grey", "data set 'mnist': known here as 'image_folder'"),
     ],
 )
@@ -581,9 +623,11 @@ def test_what_is_no_checkpoint_of_theirs_is_told(path, content, match):
         ({"off_diag_scale": float("nan")}, "finite"),
         ({"off_diag_scale": "0"}, "not of type float"),
         ({"use_layer_bias": True, "layer_bias_rank": 0}, "layer_bias_rank=0"),
-        ({"baseline": "dcmha"}, "simplified baseline 'dcmha', .* their tha, mma, colmha can be"),
-        ({"baseline": "moa"}, "simplified baseline 'moa'"),
-        ({"baseline": "flash"}, "its baseline 'flash' is not known"),
+        ({"baseline": "dcmha"}, "lacks 'decoder.layers.0.self_attn.W_q.weight'"),
+        (
+            {"baseline": "flash"},
+            "its baseline 'flash' is not known; known are tha, mma, dcmha",
+        ),
         ({"baseline": ["tha"]}, r"its baseline \"\['tha'\]\" is not known"),
         ({"patch_size": 2}, r"'proj.weight' has shape \[16, 48\]"),
         ({"patch_size": 5}, "image_size=16 is not divisible by patch_size=5"),
@@ -639,6 +683,12 @@ def test_a_tensor_that_is_none_is_refused(path, tensor, match):
     theirs.w["decoder.layers.1.self_attn.W_v.weight"] = tensor
     torch.save({**Theirs().content(), "model_state_dict": theirs.w}, path)
     refused(path, match)
+
+
+def test_a_router_of_a_rank_that_ours_has_not_is_refused(path):
+    theirs = Theirs(d_model=20, n_heads=10, **VARIANTS["dcmha"])
+    theirs.save(path)
+    refused(path, "'dcmha' of 10 heads has a router of rank 5, and damcha's has rank 4; up to 9 he")
 
 
 def test_copies_of_the_shared_generator_that_differ_are_refused(path):
@@ -818,7 +868,7 @@ def test_the_command_needs_a_place(path):
     assert "--out: name the run folder to make" in result.output
 
 
-@pytest.mark.parametrize("variant", ["shared", "unshared", "static", "tha"])
+@pytest.mark.parametrize("variant", ["shared", "unshared", "static", "dcmha", "moa"])
 def test_the_dashboard_opens_an_imported_run(variant, tmp_path, monkeypatch):
     from PIL import Image
 
