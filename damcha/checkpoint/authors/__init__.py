@@ -18,7 +18,7 @@ compact_rank r                  constraint "low_rank"
 layer bias, scaled per block    our bias is added after the scales, so they move into its factors;
                                 with unequal scales its rank becomes r(h + 1) (`_layer_bias`)
 patches in (c, row, col) order  columns of the embedding and rows of the head are reordered
-sinusoidal table                positions "sinusoidal" where ours agrees with it to 2·10⁻⁶, else the
+sinusoidal table                positions "sinusoidal" where ours agrees with it to 4·10⁻⁶, else the
                                 stored table, exactly, as positions "learned"
 baseline tha, mma               attention "tha", "mma"
 baseline dcmha, colmha, moa     attention "authors-dcmha", "authors-colmha", "authors-moa"

@@ -57,6 +57,10 @@ VARIANTS = {
     "layer bias, two scales": {"use_layer_bias": True, "diag_scale": 1.5, "off_diag_scale": -0.5},
     "layer bias, unshared": {"use_layer_bias": True, "share_mlp": False, "off_diag_scale": 0.3},
     "layer bias, compact": {"use_layer_bias": True, "compact_rank": 3, "off_diag_scale": 0.0},
+    "their default size": {
+        "d_model": 128, "n_heads": 8, "d_ff": 256, "n_layers": 4, "img_size": 32,
+        "mlp_hidden": (16, 32),
+    },
     "odd width": {"d_model": 15, "n_heads": 3},
     "grey": {"dataset": "mnist", "in_ch": 1, "patch_size": 2, "img_size": 8},
     "tha": {"use_M": False, "use_mlp": False, "share_mlp": False, "baseline": "tha"},
@@ -386,6 +390,11 @@ def test_the_live_model_computes_what_theirs_computes(variant, path, tmp_path):
         torch.testing.assert_close(
             live(model, image, hidden.flatten()), expected, rtol=0, atol=1e-5
         )
+
+
+def test_positions_of_their_default_size_are_sinusoidal(path, tmp_path):
+    run = authors.import_run(Theirs(d_model=128, img_size=32).save(path), tmp_path / "run")
+    assert run.config.model.positions == "sinusoidal"
 
 
 def test_positions_that_our_own_table_does_not_reach_are_kept_as_they_are(path, tmp_path):
