@@ -26,7 +26,13 @@ Task = Literal[
     "image_autoregression", "image_reconstruction", "language_modelling", "image_classification"
 ]
 TASKS: tuple[str, ...] = get_args(Task)
-DatasetName = Literal["fashion_mnist", "cifar10", "cifar100", "objects10", "image_folder", "text"]
+DatasetName = Literal[
+    "fashion_mnist", "cifar10", "cifar100", "objects10", "imagenet", "image_folder",
+    "text", "mix", "enwik8", "text8", "wmt14", "en_de", "common_gen", "concepts",
+]  # fmt: skip
+PAIRS: tuple[DatasetName, ...] = ("wmt14", "en_de", "common_gen", "concepts")
+"""Sets of a source and a target text; to a language model they are one text."""
+TEXTS: tuple[DatasetName, ...] = ("text", "mix", "enwik8", "text8", *PAIRS)
 
 MAX_PARAMETERS = 2_000_000_000
 """The largest number of weights a configuration may ask for (8 GB in float32)."""
@@ -316,7 +322,7 @@ class RunConfig(_Config):
                 f"causal: task='{self.task}' predicts the next token from the past, so "
                 "causal=false would let it read the answer; use causal=true"
             )
-        if (self.task == "language_modelling") != (self.data.dataset == "text"):
+        if (self.task == "language_modelling") != (self.data.dataset in TEXTS):
             raise ValueError(
                 f"dataset: task='{self.task}' cannot be trained on dataset='{self.data.dataset}'"
             )

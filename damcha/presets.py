@@ -95,6 +95,17 @@ PRESETS: dict[str, RunConfig] = {
     "image-folder": _objects().override(
         {"name": "image-folder", "dataset": "image_folder", "image_size": 64, "patch_size": 8}
     ),
+    "imagenet": _objects().override(
+        {"name": "imagenet", "dataset": "imagenet", "image_size": 64, "patch_size": 8}
+    ),
+    "imagenet-classifier": _classifier().override(
+        {"name": "imagenet-classifier", "dataset": "imagenet", "n_classes": 1000, "class_names": ()}
+        | {"image_size": 64, "patch_size": 8, "channels": 3}
+    ),
+    **{
+        name: _text().override({"name": name, "dataset": name.replace("-", "_")})
+        for name in ("mix", "enwik8", "text8", "wmt14", "en-de", "common-gen", "concepts")
+    },
 }
 
 STATIC = {"generator": "static", "context_stride": "1"}

@@ -5,31 +5,43 @@ fashion_mnist             four IDX files (also MNIST's), gzipped or not, or in p
 cifar10, objects10        CIFAR's binary version, as a folder or a tar.gz
 cifar100                  the same, with a coarse and a fine label
 image_folder              train/CLASS/* and val/CLASS/* (test/ where there is one), as ImageNet
+imagenet                  the same, or a table
 text                      one file, or a folder of NAME.train.txt, NAME.valid.txt, NAME.test.txt;
                           each plain, .gz, .xz, .bz2 or a .zip of one file
+mix                       the same folder with nine sub-corpora of English, whole
+enwik8, text8             the file of that name, plain or .zip
+wmt14, en_de,             pairs (see pairs.py) as lines: source, tab, target
+common_gen, concepts
 ========================= ==================================================================
 
+Fashion-MNIST, CIFAR, ImageNet, WMT14 and CommonGen are also read as tables (see tables.py): the
+Parquet or Arrow files of Hugging Face, or its ``datasets`` library with ``hf:`` for the folder.
+
 A set that has no validation part of its own holds out the last tenth of its training part, at
-most 5,000 images, always the same ones. A single text file is cut 90 / 5 / 5 %.
+most 5,000 images, always the same ones. A single text file is cut 90 / 5 / 5 %; of enwik8 and text8
+that is the usual 90, 5 and 5 million bytes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from damcha.config import DataConfig
+from damcha.config import PAIRS, DataConfig
+from damcha.data import pairs, tables
 from damcha.data.archives import is_packed, read_tar, unpack
 from damcha.data.folder import FolderImages, find_images
+from damcha.data.published import MD5, check_count, check_sum
+from damcha.data.published import Split as Split
+from damcha.data.tables import TableImages
 from damcha.errors import ConfigError, InputError
 
-Split = Literal["train", "valid", "test"]
 T = TypeVar("T", bound=np.generic)
 
 
@@ -37,8 +49,8 @@ T = TypeVar("T", bound=np.generic)
 class ImageData:
     """One part of a labelled image set."""
 
-    images: NDArray[np.uint8] | FolderImages
-    """[N, H, W, C]; a FolderImages decodes what it is indexed with."""
+    images: NDArray[np.uint8] | FolderImages | TableImages
+    """[N, H, W, C]; those of a folder or a table are decoded when indexed."""
     labels: NDArray[np.int64]
     """[N]"""
     class_names: tuple[str, ...]
@@ -70,11 +82,21 @@ def load_dataset(config: DataConfig, root: Path | str, split: Split) -> ImageDat
         If the configured image size or number of channels is not that of the set.
     """
     root = Path(root)
+    if config.dataset in PAIRS:
+        return _long_enough(_lines(pairs.load_pairs(config, root, split)), config, split)
+    if config.dataset in _TABLES and (data := _image_table(config, root, split)):
+        return data
+    if tables.is_hub(root):
+        raise InputError(
+            f"{root}: {config.dataset} is not read from there; {_WANTED[config.dataset]}"
+        )
     if not root.exists():
         raise InputError(f"{root}: no such file or folder; {_WANTED[config.dataset]}")
-    if config.dataset == "text":
+    if config.dataset in ("text", "mix"):
         return _text(config, root, split)
-    if config.dataset == "image_folder":
+    if config.dataset in ("enwik8", "text8"):
+        return _long_enough(_wikipedia(config, root, split), config, split)
+    if config.dataset in ("image_folder", "imagenet"):
         return _image_folder(config, root, split)
     if config.dataset == "fashion_mnist":
         return _fashion_mnist(config, root, split)
@@ -91,6 +113,14 @@ _WANTED = {
     "https://www.cs.toronto.edu/~kriz/cifar.html there",
     "objects10": "put objects10-binary.tar.gz there",
     "image_folder": "make folders train/CLASS and val/CLASS of image files there",
+    "imagenet": "put ImageNet's folders train/WNID and val/WNID (the pictures of ILSVRC2012, one "
+    "folder a class) with LOC_synset_mapping.txt there, or the Parquet files of Hugging Face's "
+    "ILSVRC/imagenet-1k, or give hf: as the folder",
+    "enwik8": "put enwik8.zip of https://mattmahoney.net/dc/ there",
+    "text8": "put text8.zip of https://mattmahoney.net/dc/ there",
+    "mix": "put NAME.train.txt, NAME.valid.txt and NAME.test.txt (.xz, .gz or .bz2 too) of nine "
+    "sub-corpora there: sotu, moby_dick, kjv_bible, wordnet, foldoc, jargon_file, "
+    "devils_dictionary, fortunes, software_docs",
     "text": "give a text file, or a folder with NAME.train.txt, NAME.valid.txt and NAME.test.txt "
     "(.xz, .gz or .bz2 too)",
 }
@@ -114,12 +144,8 @@ def _fashion_mnist(config: DataConfig, root: Path, split: Split) -> ImageData:
             f"{prefix}-images-idx3-ubyte has {len(images):,} images but its label file has "
             f"{len(labels):,} labels; take both from the same download"
         )
-    return _part(
-        config, images[..., None], labels, _FASHION_CLASSES, split,
-        source="Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747): "
-        "70,000 grey pictures of clothing, 28×28.",
-        licence="MIT, Copyright 2017 Zalando SE.",
-    )  # fmt: skip
+    about = _IMAGES_ABOUT["fashion_mnist"]
+    return _part(config, images[..., None], labels, _FASHION_CLASSES, split, *about)
 
 
 def _idx(root: Path, name: str, n_axes: int) -> NDArray[np.uint8]:
@@ -160,7 +186,17 @@ def _pieces(root: Path, name: str) -> list[Path]:
 
 _PIXELS = 3 * 32 * 32
 
-_CIFAR_ABOUT = {
+_IMAGES_ABOUT = {
+    "fashion_mnist": (
+        "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017, arXiv:1708.07747): 70,000 grey pictures of "
+        "clothing, 28×28.",
+        "MIT, Copyright 2017 Zalando SE.",
+    ),
+    "imagenet": (
+        "ImageNet-1K (Russakovsky et al., 2015, doi:10.1007/s11263-015-0816-y): photographs of "
+        "1,000 classes.",
+        "For non-commercial research, by ImageNet's terms of access.",
+    ),
     "cifar10": (
         "CIFAR-10 (Krizhevsky, 2009): 60,000 colour images of 10 classes, 32×32.",
         "None stated by the authors; the images were collected from the web.",
@@ -202,7 +238,7 @@ def _cifar(config: DataConfig, root: Path, split: Split) -> ImageData:
     table = np.concatenate(records)
     labels = table[:, n_labels - 1].astype(np.int64)
     images = table[:, n_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    source, licence = _CIFAR_ABOUT[config.dataset]
+    source, licence = _IMAGES_ABOUT[config.dataset]
     return _part(config, images, labels, names, split, source, licence)
 
 
@@ -226,6 +262,7 @@ def _cifar_files(config: DataConfig, root: Path, names: list[str]) -> dict[str, 
         if not archives:
             raise InputError(f"{root}: no {names[0]}; {_WANTED[config.dataset]}")
         root = archives[0]
+    check_sum(root.name, root.stat().st_size, root.read_bytes)
     return _complete(config, root, names, read_tar(root, names))
 
 
@@ -258,7 +295,15 @@ def _part(
             f"{config.dataset}: label {labels.max()} in the {split} part, but there are only "
             f"{len(names)} classes; download it again"
         )
-    height, width, channels = images.shape[1:]
+    _check_shape(config, *images.shape[1:])
+    source += check_count(config.dataset, split, len(images), "images")
+    if split != "test":
+        keep = _held_out(len(images), split)
+        images, labels = images[keep], labels[keep]
+    return ImageData(_frozen(images), _frozen(labels), names, source, licence)
+
+
+def _check_shape(config: DataConfig, height: int, width: int, channels: int) -> None:
     if (height, width) != (config.image_size,) * 2 or channels != config.channels:
         raise ConfigError(
             f"image_size, channels: {config.dataset} has images of {height}×{width} with "
@@ -266,11 +311,12 @@ def _part(
             f"{config.image_size} with {config.channels}; set image_size={height} "
             f"channels={channels}"
         )
-    if split != "test":
-        kept = len(images) - max(1, min(len(images) // 10, 5000))
-        keep = slice(kept) if split == "train" else slice(kept, None)
-        images, labels = images[keep], labels[keep]
-    return ImageData(_frozen(images), _frozen(labels), names, source, licence)
+
+
+def _held_out(count: int, split: Split) -> slice:
+    """Which of a training part's examples are trained on, and which are held out."""
+    kept = count - max(1, min(count // 10, 5000))
+    return slice(kept) if split == "train" else slice(kept, None)
 
 
 def _frozen(array: NDArray[T]) -> NDArray[T]:
@@ -283,11 +329,61 @@ def _image_folder(config: DataConfig, root: Path, split: Split) -> ImageData:
     if not root.is_dir():
         raise InputError(f"{root}: not a folder; {_WANTED['image_folder']}")
     paths, labels, names = find_images(root, split)
-    return ImageData(
-        FolderImages(paths, config.image_size, config.channels), _frozen(labels), names,
+    source, licence = (
         f"The pictures of the folder {root.name}, {len(names)} classes.",
         "As stated by whoever published them.",
-    )  # fmt: skip
+    )
+    if config.dataset == "imagenet":
+        source, licence = _IMAGES_ABOUT["imagenet"]
+        source += check_count("imagenet", split, len(paths), "images")
+    images = FolderImages(paths, config.image_size, config.channels)
+    return ImageData(images, _frozen(labels), names, source, licence)
+
+
+# Tables of pictures -----------------------------------------------------------------------------
+
+_TABLES = {
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", "image", "label"),
+    "cifar10": ("uoft-cs/cifar10", "img", "label"),
+    "cifar100": ("uoft-cs/cifar100", "img", "fine_label"),
+    "imagenet": ("ILSVRC/imagenet-1k", "image", "label"),
+}
+"""Set → its name at Hugging Face, and the columns of pictures and labels."""
+
+
+def _image_table(config: DataConfig, root: Path, split: Split) -> ImageData | None:
+    """The part as a table; None where the folder has none."""
+    repository, column, label_column = _TABLES[config.dataset]
+    own_valid = config.dataset == "imagenet"  # the others hold theirs out from train
+    rows = tables.find_rows(
+        root, "train" if split == "valid" and not own_valid else split, repository
+    )
+    if rows is None:
+        return None
+    if not own_valid:
+        _check_shape(config, *((28, 28, 1) if config.dataset == "fashion_mnist" else (32, 32, 3)))
+    labels = tables.labels(rows, label_column)
+    names = tables.class_names(rows, label_column)
+    names = names or tuple(map(str, range(int(labels.max()) + 1)))
+    if labels.min() < 0:
+        raise InputError(
+            f"{config.dataset}: the {split} part is published without labels; "
+            "use the validation part"
+        )
+    if labels.max() >= len(names):
+        raise InputError(
+            f"{config.dataset}: label {labels.max()} in the {split} part, but there are only "
+            f"{len(names)} classes; download it again"
+        )
+    source, licence = _IMAGES_ABOUT[config.dataset]
+    source += check_count(config.dataset, split, len(labels), "images")
+    held_out = split != "test" and not own_valid
+    places = np.arange(len(labels))[_held_out(len(labels), split) if held_out else slice(None)]
+    images, labels = (
+        TableImages(rows, column, places, config.image_size, config.channels),
+        labels[places],
+    )
+    return ImageData(images, _frozen(labels), names, source, licence)
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -296,7 +392,9 @@ _TEXT_NAME = re.compile(r"(?:(.+)\.)?(train|valid|validation|test)\.txt(?:\.(?:x
 
 
 def _text(config: DataConfig, root: Path, split: Split) -> TextData:
-    if root.is_dir():
+    if config.dataset == "mix":
+        data = _mix(root, split)
+    elif root.is_dir():
         data = _text_folder(root, split)
     else:
         content = _content(root)
@@ -306,9 +404,13 @@ def _text(config: DataConfig, root: Path, split: Split) -> TextData:
             f"{root.name}: its first 90 % to train, 5 % to validate, 5 % to test.",
             "As stated by whoever published the file.",
         )  # fmt: skip
+    return _long_enough(data, config, split, root.name)
+
+
+def _long_enough(data: TextData, config: DataConfig, split: Split, name: str = "") -> TextData:
     if len(data.bytes) < config.seq_len:
         raise InputError(
-            f"{root.name}: the {split} part has {len(data.bytes):,} bytes, fewer than "
+            f"{name or config.dataset}: the {split} part has {len(data.bytes):,} bytes, fewer than "
             f"seq_len={config.seq_len}; give more text or lower seq_len"
         )
     return data
@@ -332,6 +434,61 @@ def _text_folder(root: Path, split: Split) -> TextData:
     parts = dict(zip(files, zip([0, *stops], stops, strict=False), strict=True))
     source, licence = _about(root, tuple(files))
     return TextData(_frozen(np.concatenate(contents)), parts, source, licence)
+
+
+def _mix(root: Path, split: Split) -> TextData:
+    if not root.is_dir():
+        raise InputError(f"{root}: not a folder; {_WANTED['mix']}")
+    data = _text_folder(root, split)
+    missing = sorted(set(_ENGLISH) - set(data.parts))
+    others = sorted(set(data.parts) - set(_ENGLISH))
+    if missing or others:
+        what = f"no {', '.join(missing)}" if missing else f"also {', '.join(others)[:200]}"
+        raise InputError(f"{root}: {what} in its {split} part; {_WANTED['mix']}")
+    note = check_count("mix", split, len(data.bytes), "bytes")
+    source = f"{data.source} Ours: stands in for the paper's Mix, whose content is not published."
+    return replace(data, source=source + note)
+
+
+def _wikipedia(config: DataConfig, root: Path, split: Split) -> TextData:
+    """enwik8 or text8: bytes, cut at 90 and 95 % whatever stands there, as everyone does."""
+    name = config.dataset
+    files = (root,) if root.is_file() else (root / name, root / f"{name}.zip")
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise InputError(f"{root}: no {name} or {name}.zip in it; {_WANTED[name]}")
+    content = _content(path)
+    check_sum(name, len(content), lambda: content.data)
+    if name == "text8" and not np.isin(content[:100_000], _TEXT8).all():
+        raise InputError(f"{path.name}: not text8, which has a to z and spaces alone")
+    if len(content) > MD5[name][0]:
+        raise InputError(
+            f"{path.name}: {len(content):,} bytes, more than the {MD5[name][0]:,} of {name}; "
+            "cut it there, or read it as dataset=text"
+        )
+    first, second = len(content) * 18 // 20, len(content) * 19 // 20
+    start, stop = {"train": (0, first), "valid": (first, second), "test": (second, None)}[split]
+    part = content[start:stop]
+    source, licence = (
+        "text8 (Mahoney, 2006): 100 MB of English Wikipedia, 2006, cleaned to a–z and spaces."
+        if name == "text8"
+        else "enwik8 (Mahoney, 2006): the first 100 MB of English Wikipedia's dump, 2006.",
+        "CC-BY-SA-3.0 and GFDL, Wikipedia contributors.",
+    )
+    note = check_count(name, split, len(part), "bytes")
+    return TextData(_frozen(part), {name: (0, len(part))}, source + note, licence)
+
+
+_TEXT8 = np.frombuffer(b" abcdefghijklmnopqrstuvwxyz", np.uint8)
+
+
+def _lines(data: pairs.PairData) -> TextData:
+    """Pairs as one text: a line each, source, tab, target."""
+    lines = bytearray()
+    for k in range(len(data)):
+        lines += f"{data.sources[k]}\t{data.targets[k]}\n".encode()
+    found = np.frombuffer(bytes(lines), np.uint8)
+    return TextData(found, {"pairs": (0, len(found))}, data.source, data.licence)
 
 
 def _content(path: Path) -> NDArray[np.uint8]:

@@ -31,7 +31,10 @@ from damcha.model import build_model
         ({"lr": "fast"}, r"^train\.lr: .*valid number.*\(got \"fast\"\)$"),
         # choices
         ({"task": "translation"}, rf"^task: .*'{TASKS[0]}'.*'{TASKS[-1]}' \(got \"translation"),
-        ({"dataset": "mnist"}, r"^data\.dataset: .*'fashion_mnist'.* or 'text' \(got \"mnist\"\)$"),
+        (
+            {"dataset": "mnist"},
+            r"^data\.dataset: .*'fashion_mnist'.* or 'concepts' \(got \"mnist\"\)$",
+        ),
         ({"channels": "4"}, r"^data\.channels: input should be 1 or 3 \(got \"4\"\)$"),
         ({"attention": "no name"}, r"^model\.attention: .*pattern.* \(got \"no name\"\)$"),
         ({"positions": "alibi"}, r"^model\.positions: .*'learned', 'sinusoidal', 'rotary' or"),
