@@ -327,7 +327,9 @@ def _frozen(array: NDArray[T]) -> NDArray[T]:
 
 def _image_folder(config: DataConfig, root: Path, split: Split) -> ImageData:
     if not root.is_dir():
-        raise InputError(f"{root}: not a folder; {_WANTED['image_folder']}")
+        raise InputError(f"{root}: not a folder; {_WANTED[config.dataset]}")
+    if config.dataset == "imagenet" and not (root / "train").is_dir():
+        raise InputError(f"{root}: no folder train/ in it; {_WANTED['imagenet']}")
     paths, labels, names = find_images(root, split)
     source, licence = (
         f"The pictures of the folder {root.name}, {len(names)} classes.",
@@ -416,7 +418,7 @@ def _long_enough(data: TextData, config: DataConfig, split: Split, name: str = "
     return data
 
 
-def _text_folder(root: Path, split: Split) -> TextData:
+def _text_folder(root: Path, split: Split, dataset: str = "text") -> TextData:
     files: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
         match = _TEXT_NAME.fullmatch(path.name)
@@ -428,7 +430,7 @@ def _text_folder(root: Path, split: Split) -> TextData:
                 )
             files[name] = path
     if not files:
-        raise InputError(f"{root}: no file NAME.{split}.txt; {_WANTED['text']}")
+        raise InputError(f"{root}: no file NAME.{split}.txt; {_WANTED[dataset]}")
     contents = [_content(path) for path in files.values()]
     stops = np.cumsum([len(content) for content in contents]).tolist()
     parts = dict(zip(files, zip([0, *stops], stops, strict=False), strict=True))
@@ -439,7 +441,7 @@ def _text_folder(root: Path, split: Split) -> TextData:
 def _mix(root: Path, split: Split) -> TextData:
     if not root.is_dir():
         raise InputError(f"{root}: not a folder; {_WANTED['mix']}")
-    data = _text_folder(root, split)
+    data = _text_folder(root, split, "mix")
     missing = sorted(set(_ENGLISH) - set(data.parts))
     others = sorted(set(data.parts) - set(_ENGLISH))
     if missing or others:

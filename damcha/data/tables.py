@@ -184,6 +184,8 @@ class _Parquet:
                 stops.append(stops[-1] + about.num_rows)
             file.close()
         self._stops = np.array(stops)
+        # Its own, so that files that were replaced since are read again.
+        self._recent = functools.lru_cache(maxsize=2)(_row_group)
         _check_rows(files[0].name, len(self))
 
     def __len__(self) -> int:
@@ -198,10 +200,9 @@ class _Parquet:
         place = int(np.searchsorted(self._stops, row, side="right")) - 1
         path, group = self._groups[place]
         _check_columns(self.schema, [column])
-        return _row_group(path, group, (column,)).column(0)[row - int(self._stops[place])].as_py()
+        return self._recent(path, group, (column,)).column(0)[row - int(self._stops[place])].as_py()
 
 
-@functools.lru_cache(maxsize=4)
 def _row_group(path: Path, group: int, columns: tuple[str, ...]) -> pa.Table:
     def read() -> pa.Table:
         with pq.ParquetFile(path) as file:
