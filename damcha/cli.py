@@ -56,7 +56,12 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 @main.command()
 @click.argument("preset")
 @click.option("--set", "pairs", multiple=True, metavar="FIELD=VALUE", help="Change a setting.")
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="Folder of the data.")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the data, or hf: (the datasets library).",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder [runs/NAME].")
 @click.option("--cpu", is_flag=True, help="Train on the CPU even if there is a GPU.")
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="Folder for TensorBoard logs.")

@@ -486,9 +486,13 @@ _TEXT8 = np.frombuffer(b" abcdefghijklmnopqrstuvwxyz", np.uint8)
 
 def _lines(data: pairs.PairData) -> TextData:
     """Pairs as one text: a line each, source, tab, target."""
-    lines = bytearray()
+    lines, starts = bytearray(), [0, 0]
+    sides = (data.sources, b"\t"), (data.targets, b"\n")
+    texts = [(text.bytes.tobytes(), text.stops.tolist(), end) for text, end in sides]
     for k in range(len(data)):
-        lines += f"{data.sources[k]}\t{data.targets[k]}\n".encode()
+        for side, (text, stops, end) in enumerate(texts):
+            lines += text[starts[side] : stops[k]] + end
+            starts[side] = stops[k]
     found = np.frombuffer(bytes(lines), np.uint8)
     return TextData(found, {"pairs": (0, len(found))}, data.source, data.licence)
 

@@ -3,6 +3,8 @@ import lzma
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from damcha.config import DataConfig
@@ -108,6 +110,13 @@ def test_wrong_tables_of_sentences(tmp_path):
         load_pairs(config("en_de"), tmp_path, "train")
     with pytest.raises(InputError, match="dataset=enwik8: not a set of pairs; choose from wmt14"):
         load_pairs(config("enwik8"), tmp_path, "train")
+
+
+@pytest.mark.parametrize("cells", [["text"], [{"en": "Yes"}], [None], [{"en": "Yes", "de": None}]])
+def test_tables_without_translations(cells, tmp_path):
+    pq.write_table(pa.table({"translation": cells}), tmp_path / "train-0.parquet")
+    with pytest.raises(InputError, match=r"wmt14: row 0 (holds no translation|lacks its source)"):
+        load_pairs(config("wmt14"), tmp_path, "train")
 
 
 def test_text_is_bounded(en_de, monkeypatch):
