@@ -219,9 +219,9 @@ class BudgetFormer(MHA):
     ) -> Tensor:  # fmt: skip
         """Heads that most positions keep go together, the others one by one where they are kept.
 
-        (Gathering a head's tokens takes about as long as half of its work.) The tokens of a head are
-        gathered without gaps for the projections; only its queries, which are e wide, are padded to
-        the longest example for the attention.
+        (Gathering a head's tokens takes about as long as half of its work.) The tokens of a head
+        are gathered without gaps for the projections; only its queries, which are e wide, are
+        padded to the longest example for the attention.
         """
         assert keys is not None
         active = gates > 0
