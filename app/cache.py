@@ -298,13 +298,15 @@ def known(key: tuple[Any, ...]) -> bool:
 
 def companions(run: Run) -> list[Run]:
     """Return the runs that take the same inputs to the same end and have a metric of one width."""
+    from damcha.gallery import has_metric
+
     mine = run.config
     return [
         other
         for other in runs()[0].values()
         if other.task == run.task
         and other.config.data == mine.data
-        and other.config.model.attention == mine.model.attention
+        and has_metric(other)
         and other.config.model.d_model == mine.model.d_model
         and other.config.model.n_heads == mine.model.n_heads
     ]
@@ -312,12 +314,13 @@ def companions(run: Run) -> list[Run]:
 
 def takers(run: Run) -> list[Run]:
     """Return the runs with a metric that take the same kind of input."""
+    from damcha.gallery import has_metric
+
     text = run.task == "language_modelling"
     return [
         other
         for other in runs()[0].values()
-        if (other.task == "language_modelling") == text
-        and other.config.model.attention == run.config.model.attention
+        if (other.task == "language_modelling") == text and has_metric(other)
     ]
 
 

@@ -343,6 +343,13 @@ def table(made: Table, key: str) -> None:
 
     st.markdown(write.to_markdown(replace(made, caption="")))
     st.caption(plain(made.caption))
+    table_files(made, key)
+
+
+def table_files(made: Table, key: str) -> None:
+    """Offer the files of a table."""
+    from damcha.figures import table as write
+
     with st.container(horizontal=True):
         for name, content, suffix in (
             ("LaTeX", write.to_latex(made), "tex"),

@@ -258,6 +258,13 @@ def _with_bar(steps: Iterator[Any]) -> Any:
     show_default=True,
     type=click.Choice(["markdown", "latex", "csv"]),
 )
+@click.option(
+    "--other-run",
+    "others",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A further run on the same inputs, at its last epoch; its rows follow.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the table to a file.")
 def ablate(
     run_path: Path,
@@ -267,6 +274,7 @@ def ablate(
     device: Any,
     interventions: str,
     form: str,
+    others: tuple[Path, ...],
     out: Path | None,
 ) -> None:
     """Print how held-out inputs fare without parts of the metric (paper, Table 3)."""
@@ -278,9 +286,27 @@ def ablate(
     run = open_run(run_path)
     examples = run.evaluation_set(data, n)
     snapshot = gallery.open_snapshot(run, epoch, device)
-    names = gallery.ablation.names_of(interventions, run.mean_metric(epoch) is not None)
-    found = _with_bar(evaluate(snapshot.model, examples, gallery.ablation.edits(snapshot, names)))
-    made = gallery.ablation.table(snapshot, examples, found)
+    snapshots = [snapshot]
+    for path in others:
+        other = open_run(path)
+        if (other.config.task, other.config.data) != (run.config.task, run.config.data):
+            raise InputError(
+                f"other-run: '{other.name}' has another task or data than '{run.name}', so their "
+                "losses cannot stand in one table"
+            )
+        if other.name in {one.run.name for one in snapshots}:
+            raise InputError(f"other-run: two runs are named '{other.name}'; rename one folder")
+        snapshots.append(gallery.open_snapshot(other, None, device))
+    results = {}
+    for one in snapshots:
+        has_mean = one.run.mean_metric(one.epoch) is not None
+        names = gallery.ablation.names_of(interventions, has_mean)
+        edits = gallery.ablation.edits(one, names)
+        results[one.run.name, one.epoch] = _with_bar(evaluate(one.model, examples, edits))
+    if others:
+        made = gallery.ablation.runs_table(snapshots, examples, results)
+    else:
+        made = gallery.ablation.table(snapshot, examples, results[run.name, snapshot.epoch])
     write = {"markdown": table.to_markdown, "latex": table.to_latex, "csv": table.to_csv}[form]
     if out is None:
         click.echo(write(made), nl=False)

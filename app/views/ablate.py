@@ -148,7 +148,7 @@ def over_epochs(subject: Subject, names: tuple[str, ...]) -> None:
     s = session()
     there = [run.name for run in cache.companions(subject.run)]
     chosen = st.multiselect(
-        "Runs, a panel each", there, [subject.run.name], key="ablate-runs", max_selections=4
+        "Runs, a panel each", there, [subject.run.name], key="ablate-runs", max_selections=12
     )
     runs = [run for run in cache.companions(subject.run) if run.name in chosen]
     if not runs:
@@ -174,8 +174,11 @@ def over_epochs(subject: Subject, names: tuple[str, ...]) -> None:
         said = widgets.plain(data.name)
         st.caption(f"Runs {len(data):,} inputs of {said} through {len(snapshots)} snapshots.")
         return
-    figure = ablation.over_epochs(list(snapshots.values()), data, names, found)
-    widgets.show(figure, "ablation-epochs", 1100)
+    every = list(snapshots.values())
+    if len(every) > len(runs):
+        figure = ablation.over_epochs(every, data, names, found)
+        widgets.show(figure, "ablation-epochs", 1100)
+    widgets.table(ablation.runs_table(every, data, found), "ablation-runs")
 
 
 page()

@@ -205,11 +205,12 @@ def metrics(subject: Subject, other: Subject, place: int) -> None:
     )
     widgets.show(figure, "compare", 1200)
     st.markdown("#### How far apart")
-    unlike = unfit(subject.run, "symmetric") or unfit(other.run, "symmetric")
-    if unlike:
+    sides = comparison.names_of(subject, other, s.layer, s.compare_layer)
+    if unfit(subject.run, "symmetric") or unfit(other.run, "symmetric"):
         found = comparison.numbers(subject, other, s.layer, s.compare_layer, place)
         distances(found, ("frobenius", "relative", "cosine"))
         st.caption(widgets.plain(BASES))
+        widgets.table_files(comparison.distances_table(found, sides), "distances")
         return
     slot = st.container()
     st.segmented_control(
@@ -226,6 +227,7 @@ def metrics(subject: Subject, other: Subject, place: int) -> None:
     )
     with slot:
         distances(found)
+        widgets.table_files(comparison.distances_table(found, sides), "distances")
 
 
 def distances(found: Distances, names: Sequence[str] = tuple(LABELS)) -> None:

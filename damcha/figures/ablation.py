@@ -263,6 +263,26 @@ def evaluation_table(
     )
 
 
+def runs_table(
+    rows: Sequence[tuple[str, int, str, float, float, float, float, tuple[float, float, float]]],
+    unit: str,
+    n: int,
+    top: int,
+    source: str,
+) -> Table:
+    """The same of several runs: run, epoch, title, and the numbers; a block of rows a run."""
+    last = [k for k in range(len(rows) - 1) if rows[k][:2] != rows[k + 1][:2]]
+    return Table(
+        ("Run", "Epoch", "Metric", "Mean", "q25", "q75", f"Top-{top}", "Difference to full [95 %]"),
+        tuple(tuple(row) for row in rows),
+        f"Ablations of the cross-head metrics of runs on the same {n:,} held-out inputs "
+        f"({source}). Loss: {unit}. Top-{top}: mean of the {top} lowest. Differences are paired, "
+        "within a run; bootstrap intervals.",
+        "tab:ablation-runs",
+        rules=tuple(last),
+    )
+
+
 def _figure(
     name: str,
     panels: Sequence[Panel],

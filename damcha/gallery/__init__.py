@@ -27,7 +27,14 @@ from damcha.gallery.inspect import (
     surprise,
 )
 from damcha.gallery.runs import curves
-from damcha.gallery.subject import Snapshot, Subject, open_snapshot, open_subject, unfit
+from damcha.gallery.subject import (
+    Snapshot,
+    Subject,
+    has_metric,
+    open_snapshot,
+    open_subject,
+    unfit,
+)
 
 __all__ = [
     "KINDS",
@@ -44,6 +51,7 @@ __all__ = [
     "curves",
     "epochs",
     "geometry",
+    "has_metric",
     "metric",
     "metric_note",
     "open_snapshot",

@@ -139,6 +139,21 @@ def table(snapshot: Snapshot, data: EvaluationSet, result: Evaluation) -> Table:
     return figures.evaluation_table(rows, snapshot.run.unit, len(data), TOP, source)
 
 
+def runs_table(
+    snapshots: Sequence[Snapshot],
+    data: EvaluationSet,
+    results: Mapping[tuple[str, int], Evaluation],
+) -> Table:
+    """The same of several runs, each at its last epoch among the results."""
+    last = {snapshot.run.name: snapshot for snapshot in sorted(snapshots, key=lambda s: s.epoch)}
+    rows = [
+        (name, one.epoch, s.name, s.mean, s.q25, s.q75, s.top50, (s.difference, *s.interval))
+        for name, one in last.items()
+        for s in summarise(results[name, one.epoch])
+    ]
+    return figures.runs_table(rows, snapshots[0].run.unit, len(data), TOP, data.name)
+
+
 def over_epochs(
     snapshots: Sequence[Snapshot],
     data: EvaluationSet,

@@ -8,13 +8,14 @@ import numpy as np
 
 from damcha.analysis import comparison as analysis
 from damcha.analysis.ablation import Ablation
-from damcha.analysis.comparison import Distances, Indefinite, Measure, Side, distances
+from damcha.analysis.comparison import DEFINITIONS, Distances, Indefinite, Measure, Side, distances
 from damcha.analysis.geometry import describe
 from damcha.errors import InputError
 from damcha.figures import transplant as answers
 from damcha.figures.comparison import angles_figure, side_by_side_figure, spectra_figure
 from damcha.figures.spec import Array, Figure
 from damcha.figures.style import number
+from damcha.figures.table import Cell, Table
 from damcha.gallery.inspect import Layer, Position
 from damcha.gallery.subject import Subject, check_fits, pair_provenance
 
@@ -68,6 +69,25 @@ def said(found: Distances) -> str:
         words.append(f"relative to the norms {number(found.relative)}")
         words.append(f"cosine {number(found.cosine)}")
     return ", ".join(words) + "."
+
+
+def distances_table(found: Distances, names: tuple[str, str]) -> Table:
+    """The distances as a table, each with its definition; what does not exist is left empty."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, words in DEFINITIONS.items():
+        value = getattr(found, name)
+        for part, number_ in (
+            zip(("A", "B"), value, strict=True) if isinstance(value, tuple) else (("", value),)
+        ):
+            cell = float(number_) if np.isfinite(number_) else None
+            rows.append((f"{name.replace('_', ' ')} {part}".strip(), cell, words))
+    return Table(
+        ("Distance", "Value", "Definition"),
+        tuple(rows),
+        f"Distances of two metrics. A: {names[0]}. B: {names[1]}.",
+        "tab:distances",
+        digits=6,
+    )
 
 
 def side_by_side(

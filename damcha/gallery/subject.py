@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from damcha import __version__
 from damcha.analysis.inspection import Inspection, inspect
-from damcha.attention import ATTENTIONS
+from damcha.attention import ATTENTIONS, DAMCHAttention
 from damcha.checkpoint.run import Device, Example, Run, Source
 from damcha.data.evaluation import EvaluationSet
 from damcha.data.text import Passage
@@ -111,6 +111,12 @@ def unfit(run: Run, view: str) -> str:
     if view in ("symmetric", "antisymmetric") and kind.LENS:
         return f"{view}: {BASES[0].lower()}{BASES[1:]}"
     return ""
+
+
+def has_metric(run: Run) -> bool:
+    """Whether the attention of a run has a cross-head metric, its own or an implied one."""
+    kind = ATTENTIONS[run.config.model.attention]
+    return kind is DAMCHAttention or bool(kind.LENS)
 
 
 def check_fits(run: Run, view: str) -> None:

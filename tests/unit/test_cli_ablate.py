@@ -12,6 +12,7 @@ from damcha.analysis.progress import finished
 from damcha.cli import main
 
 SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints"
+FASHION = SHIPPED / "fashion-damcha"
 
 
 def run(*words):
@@ -50,3 +51,27 @@ def test_latex_goes_to_a_file(tmp_path):
 def test_refusals(words, message):
     result = run("--run", SHIPPED / "fashion-damcha", *words)
     assert result.exit_code == 2 and message in result.stderr
+
+
+def test_several_runs_in_one_table():
+    other = SHIPPED / "fashion-static"
+    words = ("--run", FASHION, "--other-run", other, "--n", 60, "--interventions", "full,zero")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    rows = [line.split("|")[1:4] for line in result.stdout.splitlines() if line.startswith("| f")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["fashion-damcha", "49", "Full"], ["fashion-damcha", "49", "Zero"],
+        ["fashion-static", "49", "Full"], ["fashion-static", "49", "Zero"],
+    ]  # fmt: skip
+    alone = run("--run", other, "--n", 60, "--interventions", "full,zero").stdout
+    number = next(line for line in alone.splitlines() if line.startswith("| Full")).split("|")[2]
+    assert f"| Full |{number}|" in result.stdout
+
+
+def test_runs_that_cannot_stand_in_one_table():
+    for other, message in (
+        (SHIPPED / "text-damcha", "'text-damcha' has another task or data than 'fashion-damcha'"),
+        (FASHION, "two runs are named 'fashion-damcha'"),
+    ):
+        result = run("--run", FASHION, "--other-run", other, "--n", 60)
+        assert result.exit_code == 2 and message in result.stderr
