@@ -30,6 +30,8 @@ from damcha.errors import InputError
 from damcha.model import TaskModel
 from damcha.tap import MetricRecord, tap
 
+MOST_RANKED = 256
+"""Width up to which a survey takes the singular values of every metric: thousands of them."""
 Feature = Literal["head_metrics", "metric", "blocks"]
 FEATURES: dict[Feature, str] = {
     "head_metrics": "R, what the scores use",
@@ -211,8 +213,8 @@ def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _effective_rank(metric: torch.Tensor) -> torch.Tensor:
-    """Exp of the entropy of the normalised singular values, [B]; NaN for wide metrics (slow)."""
-    if metric.shape[-1] > 256:
+    """Exp of the entropy of the normalised singular values, [B]; NaN above MOST_RANKED (slow)."""
+    if metric.shape[-1] > MOST_RANKED:
         return torch.full((len(metric),), float("nan"))
     sigma = torch.linalg.svdvals(metric)
     share = sigma / sigma.sum(-1, keepdim=True).clamp(min=1e-30)

@@ -24,7 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure as Page
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from damcha.errors import InputError
 from damcha.figures.paper_text import INCH, RC, plain, text_width
@@ -325,6 +325,11 @@ def _(mark: Lines, axes: Axes, box: _Box) -> None:
         )
     if mark.log_y:
         axes.set_yscale("log")
+        ends = [end(line.y) for line in mark.series for end in (np.nanmin, np.nanmax)]
+        if max(ends) < 100 * min(ends):  # powers of ten would label next to nothing, or too wide
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
     _open_frame(axes)
     _legend(mark.series, axes)
 

@@ -9,6 +9,7 @@ import numpy as np
 from damcha.analysis.atlas import (
     FEATURES,
     MAPS,
+    MOST_RANKED,
     STATISTICS,
     Atlas,
     Feature,
@@ -53,6 +54,25 @@ def lost(found: Atlas, feature: Feature) -> str:
     )
 
 
+def statistic_of(found: Atlas, name: str) -> Array:
+    """A number of every input.
+
+    Raises
+    ------
+    InputError
+        If it is unknown, or was not computed.
+    """
+    if name not in STATISTICS:
+        raise InputError(f"statistic: '{name}' is not one of {', '.join(STATISTICS)}")
+    values = found.statistics[name]
+    if np.isnan(values).all():
+        raise InputError(
+            f"{name}: it takes the singular values of every metric, which a survey leaves out "
+            f"where metrics are wider than {MOST_RANKED}; choose norm or diagonal_share"
+        )
+    return values
+
+
 def chart(
     snapshot: Snapshot,
     data: EvaluationSet,
@@ -85,7 +105,7 @@ def chart(
     elif colour in ("label", "part") and data.parts:
         groups = list(data.parts)
     elif colour in STATISTICS:
-        values, label = found.statistics[colour], STATISTICS[colour]
+        values, label = statistic_of(found, colour), STATISTICS[colour]
     else:
         raise InputError(
             f"colour: '{colour}' is not there; choose from label, part, {', '.join(STATISTICS)}"
@@ -137,12 +157,10 @@ def relation(
     result: Atlas | None = None,
 ) -> Figure:
     """The loss of each input against a number of its metric."""
-    if statistic not in STATISTICS:
-        raise InputError(f"statistic: '{statistic}' is not one of {', '.join(STATISTICS)}")
     found = _atlas(snapshot, data, layer, position, result)
     settings = {"statistic": statistic, "layer": layer, "position": position}
     made = set_provenance(snapshot, data, "atlas-relation", settings)
-    x, y = (np.asarray(found.statistics[name], np.float64) for name in (statistic, "loss"))
+    x, y = (np.asarray(statistic_of(found, name), np.float64) for name in (statistic, "loss"))
     good = np.isfinite(x) & np.isfinite(y)
     rho = rank_correlation(x[good], y[good])
     return relation_figure(x, y, STATISTICS[statistic], STATISTICS["loss"], rho, made)

@@ -1,5 +1,7 @@
 import json
 import shlex
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +122,12 @@ def test_options_that_are_not_there(opened, found):
         gallery.atlas.chart(*opened, colour="part", result=found)
     with pytest.raises(InputError, match="statistic: 'odd' is not one of loss, norm"):
         gallery.atlas.relation(*opened, "odd", result=found)
+    unranked = np.full_like(found.statistics["norm"], np.nan)
+    wide = replace(found, statistics={**found.statistics, "effective_rank": unranked})
+    for draw in (gallery.atlas.relation, partial(gallery.atlas.chart, colour="effective_rank")):
+        with pytest.raises(InputError, match="effective_rank: it takes the singular values of"):
+            given = ("effective_rank",) if draw is gallery.atlas.relation else ()
+            draw(*opened, *given, result=wide)
     with pytest.raises(InputError, match="few: 12 components do not fit a figure; use 1 to 11"):
         gallery.atlas.principal(*opened, few=12, result=found)
 
