@@ -497,6 +497,34 @@ def bench_mechanisms(
         click.echo(str(figure))
 
 
+@bench.command("published")
+@click.option("--d-model", default=256, show_default=True, type=click.IntRange(8, 16384))
+@click.option("--seq-len", default=128, show_default=True, type=click.IntRange(1, 8192))
+@click.option("--batch", default=4, show_default=True, type=click.IntRange(1, 4096))
+@_numbers
+@_threads
+@_place
+def bench_published(
+    d_model: int, seq_len: int, batch: int, repeats: int, threads: int, device: str
+) -> None:
+    """Each mechanism against the way published code computes it, on the same weights."""
+    import torch
+
+    from damcha.analysis.published import against_published
+    from damcha.checkpoint import pick_device
+
+    torch.set_num_threads(threads)
+    click.echo(f"d {d_model}, L {seq_len}, batch {batch}: median of paired ratios (quartiles)")
+    for row in _measured(against_published(
+        d_model=d_model, seq_len=seq_len, batch=batch, repeats=repeats,
+        device=str(pick_device(device)),
+    )):  # fmt: skip
+        low, middle, high = row.ratio
+        kept = "yes" if row.holds else "NO"
+        line = f"  {row.name} / {row.baseline}: {middle:.2f} ({low:.2f} to {high:.2f})"
+        click.echo(f"{line}  at most 1.00: {kept}")
+
+
 @bench.command("table2")
 @_numbers
 @_threads

@@ -535,10 +535,7 @@ class Attention(nn.Module):
         if allowed is not None and dead is not None:
             # An empty row is NaN in softmax and in its gradient: open it, then zero the result.
             allowed = allowed | dead
-        mask = allowed
-        if bias is not None:
-            mask = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
-        fused_causal = fused_causal and mask is None and k.shape[2] > 1
+        fused_causal = fused_causal and allowed is None and bias is None and k.shape[2] > 1
 
         # One key for all heads of another width than the values: fused kernels do not take it.
         one_key = k.shape[1] != q.shape[1]
@@ -551,29 +548,33 @@ class Attention(nn.Module):
         if not explicit:
             if one_key:
                 k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
+            mask = allowed
+            if bias is not None:
+                mask = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=fused_causal, scale=scale
             )
             return (out if dead is None else out.masked_fill(dead, 0)), None
 
+        # Passes over [B, h, L, L] are what this path costs: keys are scaled, not scores; masks are
+        # added where they are small, not merged first, and added rather than filled in.
+        keys = (k * scale).transpose(-2, -1)
         if one_key:  # all heads' queries in one product: broadcasting would copy the key h times
-            scores = q.flatten(1, 2) @ k[:, 0].transpose(-2, -1) * scale
-            scores = scores.unflatten(1, (q.shape[1], -1))
+            scores = (q.flatten(1, 2) @ keys[:, 0]).unflatten(1, (q.shape[1], -1))
         else:
-            scores = q @ k.transpose(-2, -1) * scale
+            scores = q @ keys
         scores = self.mix_scores(scores, heads)
         if heads.change is not None:
-            keys = self.side_by_side(heads).transpose(1, 2)
-            added = heads.change.flatten(1, 2) @ keys * scale
+            added = heads.change.flatten(1, 2) @ self.side_by_side(heads).transpose(1, 2) * scale
             scores = scores + added.unflatten(1, (-1, heads.change.shape[2]))
         report(self, "scores", self.layer, self.per_token(scores, "scores"))
         if fused_causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-            allowed = mask[None, None]
-        if mask is not None:
-            if mask.dtype == torch.bool:  # adding is cheaper than filling, most of all backward
-                mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, float("-inf"))
-            scores = scores + mask
+            allowed = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril()
+        if bias is not None:
+            scores = scores + bias
+        if allowed is not None:
+            hidden = torch.zeros_like(allowed, dtype=scores.dtype)
+            scores = scores + hidden.masked_fill(~allowed, float("-inf"))
         weights = scores.softmax(-1)
         if dead is not None:
             weights = weights.masked_fill(dead, 0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
+from damcha.attention.base import Call, Heads
 from damcha.attention.mha import MHA
 
 
@@ -19,6 +22,8 @@ class MMA(MHA):
     first version did not AND it, and its backward heads read the future.
 
     All four masks are one boolean [h, L, L] (or [h, new, L] with a cache), so fused kernels serve.
+    Where the only other mask is a causal one, even heads (global, forward) need no mask but that,
+    and a backward head's output is its value.
     """
 
     LENS = (
@@ -44,3 +49,46 @@ class MMA(MHA):
             | ((kind == 2) & (behind >= 0))
             | ((kind == 3) & (behind <= 0))
         )[None]
+
+    def _masks(
+        self, call: Call, padding: Tensor | None, n_keys: int, bias: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """As ever; none where the only other mask is the causal one (see :meth:`_attend`)."""
+        others = (call.attn_mask, padding, call.key_bias, bias, self.bias_k)
+        plain = all(x is None for x in others) and not self.add_zero_attn
+        if call.is_causal and call.seen == 0 and plain:
+            return None, None
+        return super()._masks(call, padding, n_keys, bias)
+
+    def _attend(
+        self,
+        heads: Heads,
+        allowed: Tensor | None,
+        bias: Tensor | None,
+        fused_causal: bool,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Each kind of head by itself where all is causal, else under the masks."""
+        if allowed is None and bias is None and fused_causal:
+            looked_at = self.looked_at(need_weights) or heads.change is not None
+            places = torch.arange(heads.q.shape[2], device=heads.q.device)
+            past = places[:, None] >= places
+            if looked_at or (self.training and self.dropout):
+                allowed = self.visible(places, places) & past
+            else:
+                near = past & (places[:, None] - places < self.local_window)
+                return self._by_kind(heads, near), None
+        return super()._attend(heads, allowed, bias, False, need_weights)
+
+    def _by_kind(self, heads: Heads, near: Tensor) -> Tensor:
+        out = torch.empty_like(heads.v)
+        for kind, options in (
+            (slice(0, None, 2), {"is_causal": heads.q.shape[2] > 1}),
+            (slice(1, None, 4), {"attn_mask": near}),
+        ):
+            q, k, v = (x[:, kind] for x in (heads.q, heads.k, heads.v))
+            if q.shape[1]:
+                attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale, **options)
+                out[:, kind] = attended
+        out[:, 3::4] = heads.v[:, 3::4]  # a backward head sees its own token only
+        return out
