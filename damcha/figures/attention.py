@@ -20,7 +20,7 @@ from damcha.figures.spec import (
     Ticks,
     Tokens,
 )
-from damcha.figures.style import number
+from damcha.figures.style import number, symmetric_scale
 from damcha.figures.words import origin, sentence_instead
 
 
@@ -47,14 +47,19 @@ def attention_figure(
     if sentence:
         panel = Panel(Sentence(sentence))
     else:
-        scale = Scale((0.0, float(values.max())), "sequential", "weight")
+        scale = _scale(values)
         rows = _numbered("query", labels[: len(values)])
         columns = _numbered("key", labels[: values.shape[1]])
         mark = Heatmap(values, scale, rows, columns)
         panel = Panel(
             mark, "", "key", "query", _ticks(labels, values.shape[1]), _ticks(labels, len(values))
         )
-        caption += f" Colours run from 0 to {number(scale.limits[1])}; each row sums to 1."
+        low, high = map(number, scale.limits)
+        caption += f" Colours run from {low} to {high}; "
+        if np.allclose(values.sum(1), 1, atol=1e-3):
+            caption += "each row sums to 1."
+        else:  # talking heads and the like
+            caption += "rows do not sum to 1: heads are mixed after the softmax."
     return Figure(
         name="attention",
         panels=(panel,),
@@ -92,7 +97,7 @@ def attention_over_input_figure(
         side = round(float(np.sqrt(len(values))))
         if side * side != len(values):
             raise InputError(f"weights: {len(values)} patches make no square picture")
-        scale = _from_zero(values)
+        scale = _scale(values)
         names = tuple(f"row {k}" for k in range(side)), tuple(f"column {k}" for k in range(side))
         heat = Heatmap(values.reshape(side, side), scale, *names)
         panels = (
@@ -104,7 +109,7 @@ def attention_over_input_figure(
             raise InputError(
                 f"weights: {len(values)} weights for {len(seen)} tokens; give one each"
             )
-        panels = (Panel(Tokens(tuple(seen), values, _from_zero(values)), x_ticks=(), y_ticks=()),)
+        panels = (Panel(Tokens(tuple(seen), values, _scale(values)), x_ticks=(), y_ticks=()),)
     return Figure(
         name="attention-over-input",
         panels=panels,
@@ -116,7 +121,10 @@ def attention_over_input_figure(
     )
 
 
-def _from_zero(values: Array) -> Scale:
+def _scale(values: Array) -> Scale:
+    """From 0 for probabilities; symmetric where a mixture of them is negative somewhere."""
+    if np.nanmin(values) < -1e-6:
+        return symmetric_scale(values[np.isfinite(values)], label="weight")
     return Scale((0.0, float(np.nanmax(values))), "sequential", "weight")
 
 

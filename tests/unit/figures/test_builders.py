@@ -138,3 +138,17 @@ def test_mosaic_leaves_gaps_transparent():
 def test_heatmap_refuses_labels_that_do_not_fit():
     with pytest.raises(InputError, match="do not fit 1 row labels and 2 column labels"):
         Heatmap(np.zeros((2, 2)), Scale((0.0, 1.0), "sequential"), ("a",), ("a", "b"))
+
+
+def test_mixed_probabilities_are_drawn_with_their_sign():
+    """Talking heads and DCMHA mix after the softmax: weights may be negative, rows not sum to 1."""
+    weights = np.array([[1.2, -0.1], [-0.4, 0.9]])
+    figure = attention_figure(weights, ["a", "b"])
+    scale = figure.panels[0].mark.scale
+    assert scale.colours == "diverging" and scale.limits == pytest.approx((-1.2, 1.2))
+    assert "rows do not sum to 1: heads are mixed after the softmax" in figure.caption
+    over = attention_over_input_figure(weights[1], ["a", "b"]).panels[0].mark
+    assert over.scale.limits == pytest.approx((-0.9, 0.9))
+    plain = attention_figure(np.array([[1.0, 0.0], [0.25, 0.75]]), ["a", "b"])
+    assert plain.panels[0].mark.scale.limits == (0.0, 1.0)
+    assert "each row sums to 1" in plain.caption
