@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, Heads, mix_heads
+from damcha.attention.base import Attention, Call, Heads, mix_heads
 from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
 
@@ -43,20 +43,11 @@ class RouterDCMHA(MHA):
         )
         self.gate = nn.Linear(embed_dim, num_heads, **factory)
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """As MHA, with each query's mixing [h, h], target by source."""
-        heads = super().project(query, key, value, padding, causal, cache, **given)
-        share = self.router(query).unflatten(-1, (self.num_heads, -1)).softmax(2)
-        gate = self.gate(query).sigmoid()
+        heads = super().project(call)
+        share = self.router(call.query).unflatten(-1, (self.num_heads, -1)).softmax(2)
+        gate = self.gate(call.query).sigmoid()
         mixing = gate[..., None] * share.transpose(2, 3) + torch.diag_embed(1 - gate)
         return replace(heads, of_queries=mixing.flatten(2))
 
@@ -112,20 +103,11 @@ class BlockColMHA(MHA):
             nn.init.eye_(table)
             table.add_(torch.randn_like(table), alpha=0.02)
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """As MHA, then both mixings; the heads' own keys are kept for edits of the metric."""
-        heads = super().project(query, key, value, padding, causal, cache, **given)
+        heads = super().project(call)
         q, k = mix_heads(self.combine_q, heads.q), mix_heads(self.combine_k, heads.k)
-        return replace(heads, q=q, k=k, of_keys=self.raw_keys(heads, cache))
+        return replace(heads, q=q, k=k, of_keys=self.raw_keys(heads, call.cache))
 
     def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) is C^K_ab P_Q',a P_K,b, with Q'_a the mixed query."""
@@ -173,19 +155,10 @@ class RankMoA(MHA):
         self.router = nn.Linear(embed_dim, n, **factory)
         self.num_heads = n  # all experts attend; masks and maps count these
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """All experts' queries, keys and values, and which of them each token keeps."""
-        heads = super().project(query, key, value, padding, causal, cache, **given)
-        best, chosen = self.router(query).topk(self.num_heads // 2, dim=-1)  # [B, L, h]
+        heads = super().project(call)
+        best, chosen = self.router(call.query).topk(self.num_heads // 2, dim=-1)  # [B, L, h]
         return replace(heads, routing=(best.softmax(-1), chosen))
 
     def combine(self, out: Tensor, heads: Heads) -> Tensor:

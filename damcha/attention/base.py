@@ -113,6 +113,7 @@ class Call:
     key: Float[Tensor, "batch key kdim"]
     value: Float[Tensor, "batch key vdim"]
     padding: Bool[Tensor, "batch key"] | None
+    """True at pads, whose input is zero already."""
     key_bias: Float[Tensor, "batch key"] | None
     attn_mask: Tensor | None
     is_causal: bool
@@ -124,6 +125,7 @@ class Call:
     cache: Cache | None
     need_weights: bool
     given: dict[str, Any]
+    """What else the caller handed to `forward`, e.g. a shared metric."""
 
 
 class Attention(nn.Module):
@@ -198,21 +200,11 @@ class Attention(nn.Module):
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
-    def project(
-        self,
-        query: Float[Tensor, "batch query d"],
-        key: Float[Tensor, "batch key kdim"],
-        value: Float[Tensor, "batch key vdim"],
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Queries, keys and values of the new tokens.
 
-        `padding` is True at pads, whose input is zero already. `causal`: the result may not depend
-        on later tokens. With a `cache` the inputs continue the tokens it has seen; what it needs to
-        remember beside the keys goes to ``cache.extra``.
+        Where ``call.causal``, none may depend on later tokens. With a cache the inputs continue the
+        tokens it has seen; what it must remember beside the keys goes to ``call.cache.extra``.
         """
         raise NotImplementedError
 
@@ -348,9 +340,7 @@ class Attention(nn.Module):
 
     def _run(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """From clean inputs to output [B, L, d], probabilities, and the queries without a key."""
-        heads = self.project(
-            call.query, call.key, call.value, call.padding, call.causal, call.cache, **call.given
-        )
+        heads = self.project(call)
         heads, padding = replace(heads, k=self.turned(heads.k, call.seen)), call.padding
         if call.cache is not None:
             heads, padding = call.cache.append(heads, padding)

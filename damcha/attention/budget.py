@@ -115,20 +115,11 @@ class BudgetFormer(MHA):
             if self.losses[name] and value.numel():
                 add_auxiliary(name, self.losses[name] * value.mean())
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """As MHA, with the gates."""
-        self._check_lengths(query, key, causal)
-        heads = super().project(query, key, value, padding, causal, cache, **given)
-        return replace(heads, routing=self.gates(key, padding, causal, cache))
+        self._check_lengths(call.query, call.key, call.causal)
+        gates = self.gates(call.key, call.padding, call.causal, call.cache)
+        return replace(super().project(call), routing=gates)
 
     def combine(self, out: Tensor, heads: Heads) -> Tensor:
         """Weight the heads by their gates, then W_O."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, Heads, split_heads
+from damcha.attention.base import Attention, Call, Heads, split_heads
 from damcha.attention.implied import Implied, implied
 from damcha.errors import ConfigError
 
@@ -86,22 +86,13 @@ class ColMHA(Attention):
         """1/√(D̃/h)."""
         return (self.num_heads / self.shared_width) ** 0.5
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Queries of head a: X W_Qᵀ ∘ m_a, [B, h, L, D̃]; one key; the content bias by key."""
-        shared = self.query_proj(query)
+        shared = self.query_proj(call.query)
         q = shared[:, None] * self.mixing[:, None]
-        k = self.key_proj(key)[:, None]
-        v = split_heads(self.value_proj(value), self.num_heads)
-        return Heads(q, k, v, of_keys=self.content_bias(key), routing=shared)
+        k = self.key_proj(call.key)[:, None]
+        v = split_heads(self.value_proj(call.value), self.num_heads)
+        return Heads(q, k, v, of_keys=self.content_bias(call.key), routing=shared)
 
     def key_bias(self, heads: Heads) -> Tensor:
         """(Y W_cᵀ)_a / √(D̃/h)."""

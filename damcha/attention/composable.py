@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from damcha.attention.base import Cache, Heads
+from damcha.attention.base import Call, Heads
 from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
 from damcha.errors import ConfigError
@@ -74,22 +74,13 @@ class DCMHA(MHA):
         nn.init.normal_(self.qkw, std=0.02)
         nn.init.normal_(self.dd, std=0.02 / d**0.5)
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """As MHA, with the mixing weights that queries and keys bring."""
-        heads = super().project(query, key, value, padding, causal, cache, **given)
+        heads = super().project(call)
         q, k = heads.q, heads.k
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        return Heads(q, k, heads.v, self._weights(query, 0), self._weights(key, 1))
+        return Heads(q, k, heads.v, self._weights(call.query, 0), self._weights(call.key, 1))
 
     def _weights(self, x: Tensor, side: int) -> Tensor:
         """w1, w2 (rank 2 each) and dd of both compositions, [B, L, 2·5·h]; side 0 query, 1 key."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, Heads, split_heads
+from damcha.attention.base import Attention, Cache, Call, Heads, split_heads
 from damcha.attention.metric import ContextState, CrossHeadMetric, Metric
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
@@ -88,21 +88,13 @@ class DAMCHAttention(Attention):
             )
         self.metric = metric
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        metric: Metric | None = None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Q = X_a R_a (or X_a M_a,:), k = the raw key channels, v = X W_V."""
+        query, key = call.query, call.key
+        metric: Metric | None = call.given.get("metric")
         if metric is None:
-            metric = self._own_metric(key, padding, causal, cache)
-        if metric.sees_all and causal:
+            metric = self._own_metric(key, call.padding, call.causal, call.cache)
+        if metric.sees_all and call.causal:
             raise ConfigError(
                 "context: this metric was pooled over the whole sequence, so causal attention "
                 "with it would see the future; use context='causal' or generator='static'"
@@ -115,7 +107,7 @@ class DAMCHAttention(Attention):
             )
         q = metric.queries(query, self.num_heads)
         k = self._keys(key, bilinear=metric.head_metrics is None)
-        return Heads(q, k, split_heads(self.value_proj(value), self.num_heads))
+        return Heads(q, k, split_heads(self.value_proj(call.value), self.num_heads))
 
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
         """The learned extra key, in the layout of the keys, and value."""

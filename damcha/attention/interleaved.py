@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from damcha.attention.base import Cache, Heads, mix_heads
+from damcha.attention.base import Call, Heads, mix_heads
 from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
 
@@ -55,23 +55,14 @@ class IHA(MHA):
         self.alpha.add_(torch.randn_like(self.alpha), alpha=0.1)
         self.collapse.copy_(eye.repeat_interleave(p, dim=1) / p)
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Pseudo-queries, -keys and -values, the P of a token side by side: [B, h, L, P·e]."""
-        heads = super().project(query, key, value, padding, causal, cache, **given)
+        heads = super().project(call)
         q, k, v = (
             self._mix(x, alpha)
             for x, alpha in zip((heads.q, heads.k, heads.v), self.alpha, strict=True)
         )
-        return Heads(q, k, v, of_keys=self.raw_keys(heads, cache), routing=heads.q)
+        return Heads(q, k, v, of_keys=self.raw_keys(heads, call.cache), routing=heads.q)
 
     def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) is α^K_ba P_Q',a P_K,b, with q'_a = Σ_m α^Q_ma q_m; α are means over p."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from damcha.attention.base import Attention, Cache, Heads, split_heads
+from damcha.attention.base import Attention, Cache, Call, Heads, split_heads
 from damcha.attention.implied import Implied, implied
 from damcha.tap import listening
 
@@ -72,17 +72,9 @@ class MHA(Attention):
         biases = (None, None, None) if bias is None else bias.split(self.widths)
         return tuple(zip(weights, biases, strict=True))
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Project with W_Q, W_K, W_V; in self-attention by one matrix product."""
+        query, key, value = call.query, call.key, call.value
         if self.packed and query is key and key is value:
             both = F.linear(query, self.in_proj_weight, self.in_proj_bias)
             q, k, v = both.split(self.widths, dim=-1)

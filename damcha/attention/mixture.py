@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from damcha.attention.auxiliary import add_auxiliary, collecting
-from damcha.attention.base import Attention, Cache, Heads
+from damcha.attention.base import Attention, Call, Heads
 from damcha.attention.implied import Implied
 from damcha.errors import ConfigError
 
@@ -85,17 +85,9 @@ class MoA(Attention):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def project(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-        **given: Any,
-    ) -> Heads:
+    def project(self, call: Call) -> Heads:
         """Queries of each token's experts [B, k, L, e], best first; one key and one value head."""
+        query, padding = call.query, call.padding
         logits = self.gate(query)
         probabilities = logits.softmax(-1)
         gates, chosen = probabilities.topk(self.top_k, dim=-1)  # [B, L, k]
@@ -109,7 +101,7 @@ class MoA(Attention):
         rows = query.flatten(0, 1)[order // self.top_k].split(counts)
         sorted_q = torch.cat([x @ w for x, w in zip(rows, self.query_experts, strict=True)])
         q = sorted_q[order.argsort()].unflatten(0, chosen.shape).transpose(1, 2)
-        k, v = self.key_proj(key)[:, None], self.value_proj(value)[:, None]
+        k, v = self.key_proj(call.key)[:, None], self.value_proj(call.value)[:, None]
         return Heads(q, k, v, routing=(gates, order, counts))
 
     def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:

@@ -20,6 +20,7 @@ from damcha.attention import (
     RouterDCMHA,
     auxiliary_losses,
 )  # fmt: skip
+from damcha.attention.base import Call
 
 DATA = Path(__file__).parent / "data"
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
@@ -383,6 +384,7 @@ def test_the_damcha_repository_s_moa():
     x = data["x"]  # theirs is causal with or without a mask
     torch.testing.assert_close(run(layer, x, is_causal=True), data["out_causal"], **TOLERANCE)
     torch.testing.assert_close(step_by_step(layer, x), data["out_causal"], **TOLERANCE)
-    gates, chosen = layer.project(x, x, x, None, True, None).routing
+    call = Call(x, x, x, None, None, None, True, True, 0, None, False, {})
+    gates, chosen = layer.project(call).routing
     assert torch.equal(chosen, data["top_idx"])
     torch.testing.assert_close(gates, data["gate_w"], **TOLERANCE)
