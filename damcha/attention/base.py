@@ -255,13 +255,25 @@ class Attention(nn.Module):
 
     @classmethod
     def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:
-        """Parameters of a layer without biases, by formula: nothing is allocated."""
-        raise NotImplementedError
+        """Parameters of a layer without biases, by formula: nothing is allocated.
+
+        A configuration's size is bounded by it; 4d² where a mechanism says nothing.
+        """
+        return 4 * d_model**2
 
     @classmethod
     def multiply_adds(cls, d_model: int, n_heads: int, seq_len: int, **options: Any) -> int:
-        """Multiply-adds of a forward pass over one sequence, by formula (matrix products only)."""
-        raise NotImplementedError
+        """Multiply-adds of a forward pass over one sequence, by formula (matrix products only).
+
+        Raises
+        ------
+        ConfigError
+            Where a mechanism has none.
+        """
+        raise ConfigError(
+            f"attention: {cls.__name__} has no formula for its multiply-adds; override "
+            "Attention.multiply_adds to measure it"
+        )
 
     def take_over(self, old: nn.MultiheadAttention) -> None:
         """Copy from a layer of torch's own what has a counterpart here: here the output."""

@@ -119,11 +119,6 @@ class MHA(Attention):
         self.load_state_dict(same, strict=False)
 
     @classmethod
-    def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:
-        """4d²."""
-        return 4 * d_model**2
-
-    @classmethod
     def multiply_adds(cls, d_model: int, n_heads: int, seq_len: int, **options: Any) -> int:
         """4Ld² + 2L²d."""
         return 4 * seq_len * d_model**2 + 2 * seq_len**2 * d_model

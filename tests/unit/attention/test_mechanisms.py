@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from damcha.attention import (
     ATTENTIONS,
     THA,
+    Attention,
     AttentionResidual,
     BudgetFormer,
     ColMHA,
@@ -235,3 +236,12 @@ def test_multiply_adds_are_those_that_torch_counts(name, d, h, length, normal):
         run(layer, normal(2, length, d))
     formula = ATTENTIONS[name].multiply_adds(d, h, length)
     assert counter.get_total_flops() == 2 * 2 * formula
+
+
+def test_a_mechanism_without_formulas_is_built_and_not_measured():
+    class Bare(ATTENTIONS["mha"]):
+        multiply_adds = Attention.multiply_adds
+
+    assert Bare.parameter_count(16, 4) == 4 * 16**2
+    with pytest.raises(ConfigError, match="Bare has no formula for its multiply-adds"):
+        Bare.multiply_adds(16, 4, 8)
