@@ -354,11 +354,15 @@ def atlas(
     if found.is_constant:
         click.echo("every input has the same metric: there is no map, and nothing to read from it")
     elif found.labels is not None:
+        # Where heads meet, R adds forms in different bases: then M itself is read.
+        unfit = gallery.unfit(run, "head_metrics")
+        feature: Any = "metric" if unfit else "head_metrics"
         try:
-            rows, note = probes(found, "head_metrics")
+            rows, note = probes(found, feature)
         except InputError as error:  # too few of a class: the numbers are still to be written
             rows, note = (), str(error)
-        click.echo(f"the class, read from R or from f_θ's input: {note}")
+        name = "R" if feature == "head_metrics" else "M"
+        click.echo(f"the class, read from {name} or from f_θ's input: {note}")
         for row in rows:
             click.echo(f"  {row.name:<16} {row.accuracy:6.1%} ± {row.spread:.1%}")
     if out is not None:
