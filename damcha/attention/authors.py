@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from damcha.attention.base import Attention, Call, Heads, mix_heads
 from damcha.attention.implied import Implied, implied
 from damcha.attention.mha import MHA
+from damcha.errors import ConfigError
 
 RANK = 4
 """Width of the router's hidden layer."""
@@ -144,8 +145,11 @@ class RankMoA(MHA):
     """
 
     def __init__(self, embed_dim: int, num_heads: int, *args: Any, **kwargs: Any) -> None:
-        n = 2 * num_heads
-        e = embed_dim // max(num_heads, 1)
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(
+                f"num_heads: embed_dim={embed_dim} is not divisible by num_heads={num_heads}"
+            )
+        n, e = 2 * num_heads, embed_dim // num_heads
         super().__init__(embed_dim, num_heads, *args, qk_heads=n, v_heads=n, head_dim=e, **kwargs)
         like = self.out_proj.weight
         factory: dict[str, Any] = {"device": like.device, "dtype": like.dtype}

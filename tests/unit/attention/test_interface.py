@@ -326,7 +326,10 @@ class TestErrors:
 
     def test_attention_mask_rows(self, name):
         mask = torch.zeros(B, L, L, dtype=torch.bool)
-        message = r"attn_mask has shape \(3, 5, 5\); a 3-axis mask needs batch · heads = 6 rows"
+        rows = B * build(name).num_heads
+        message = (
+            rf"attn_mask has shape \(3, 5, 5\); a 3-axis mask needs batch · heads = {rows} rows"
+        )
         self.refused(name, message, attn_mask=mask)
 
     @pytest.mark.parametrize("shape", [(L, L + 1), (L,), (1, 1, 1, L, L)])

@@ -605,7 +605,7 @@ def test_a_lone_surrogate_is_replaced_and_told(text_run):
 
 def test_the_public_names_are_those_of_the_package():
     public = {name for name in dir(checkpoint) if not name.startswith("_")}
-    modules = {"card", "files", "run", "weights", "resume"}
+    modules = {"authors", "card", "files", "run", "weights", "resume"}
     assert public - modules == set(checkpoint.__all__)
 
 
