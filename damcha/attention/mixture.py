@@ -100,9 +100,11 @@ class MoA(Attention):
         counts = chosen.flatten().bincount(minlength=self.n_experts).tolist()
         rows = query.flatten(0, 1)[order // self.top_k].split(counts)
         sorted_q = torch.cat([x @ w for x, w in zip(rows, self.query_experts, strict=True)])
-        q = sorted_q[order.argsort()].unflatten(0, chosen.shape).transpose(1, 2)
+        places = torch.arange(len(order), device=order.device)
+        back = torch.empty_like(order).scatter(0, order, places)
+        q = sorted_q[back].unflatten(0, chosen.shape).transpose(1, 2)
         k, v = self.key_proj(call.key)[:, None], self.value_proj(call.value)[:, None]
-        return Heads(q, k, v, routing=(gates, order, counts))
+        return Heads(q, k, v, routing=(gates, order, back, counts))
 
     def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
         """None: all experts share one key head, so there are no blocks between heads."""
@@ -114,11 +116,11 @@ class MoA(Attention):
 
     def combine(self, out: Tensor, heads: Heads) -> Tensor:
         """Σ_r g_r out_r W_o,E(r)."""
-        gates, order, counts = heads.routing
+        gates, order, back, counts = heads.routing
         rows = (out.transpose(1, 2) * gates[..., None]).flatten(0, 2)[order].split(counts)
         experts = self.out_proj.weight.split(self.head_dim, dim=1)
         sorted_y = torch.cat([x @ w.T for x, w in zip(rows, experts, strict=True)])
-        y = sorted_y[order.argsort()].unflatten(0, gates.shape).sum(2)
+        y = sorted_y[back].unflatten(0, gates.shape).sum(2)
         return y if self.out_proj.bias is None else y + self.out_proj.bias
 
     def _losses(
