@@ -236,11 +236,18 @@ def probed(key: tuple[Any, ...], feature: Any, _atlas: Atlas) -> tuple[tuple[Pro
 
 
 @st.cache_data(max_entries=64, show_spinner=False, hash_funcs=_HASHES)
-def cost(run: Run) -> Cost:
-    """Return the parameters and multiply-adds of a run's model, whatever its weights are."""
-    from damcha.analysis.runs import cost_of
+def cost(run: Run) -> Cost | None:
+    """Return the parameters and multiply-adds of a run's model, whatever its weights are.
 
-    return cost_of(run.config)
+    None where there is no such model, which opening the run explains.
+    """
+    from damcha.analysis.runs import cost_of
+    from damcha.errors import DamchaError
+
+    try:
+        return cost_of(run.config)
+    except DamchaError:
+        return None
 
 
 def factors(n_heads: int, edits: tuple[tuple[int, int, float], ...]) -> np.ndarray | None:

@@ -134,7 +134,8 @@ def pick_layer(run: Run) -> int:
             ATTENTIONS,  # it waits for torch, which only such runs need here
         )
 
-        if not ATTENTIONS[model.attention].LENS:
+        kind = ATTENTIONS.get(model.attention)
+        if kind is None or not kind.LENS:  # opening the run says what is wrong with it
             return 0
     layers = range(model.n_layers)
     help_ = "This run has one metric per layer."

@@ -158,27 +158,36 @@ def wants(module: nn.Module, what: Recordable) -> bool:
     return any(what in opened.record for opened in _taps_of(module))
 
 
-def edit_metric(module: nn.Module, metric: Tensor, layer: int | None) -> Tensor:
-    """Pass a metric through the edits of all open taps, outermost first."""
+def edit_metric(module: nn.Module, metric: Tensor, layer: int | None, batch: int) -> Tensor:
+    """Pass a metric through the edits of all open taps, outermost first.
+
+    A static metric has one row for any batch; an edit may give one to each of `batch` examples.
+    """
     import torch
 
     for opened in _taps_of(module):
         if opened.edit is None:
             continue
-        edited = opened.edit(metric, layer)
+        # A copy: an edit in place would reach into the model's own weights.
+        edited = opened.edit(metric.clone(), layer)
         if not isinstance(edited, torch.Tensor):
             raise CaptureError(f"edit must return a tensor, not {type(edited).__name__}")
+        if edited.is_complex():
+            raise CaptureError(f"edit returned {edited.dtype}; a metric is real")
         try:
-            # A static metric has one row for any batch: an edit may give it one per example.
             shape = torch.broadcast_shapes(edited.shape, metric.shape)
         except RuntimeError:
             shape = torch.Size()
-        if shape[-3:] != metric.shape[-3:] or len(shape) != metric.dim():
+        fits = shape[-3:] == metric.shape[-3:] and len(shape) == metric.dim()
+        if not fits or shape[0] not in (1, batch):
             raise CaptureError(
                 f"edit returned shape {tuple(edited.shape)} for a metric of shape "
-                f"{tuple(metric.shape)}; it must return [batch, positions, d, d]"
+                f"{tuple(metric.shape)} and a batch of {batch}; it must return "
+                "[batch, positions, d, d]"
             )
-        metric = edited.expand(shape)
+        if metric.isfinite().all() and not edited.isfinite().all():
+            raise CaptureError("edit returned NaN or infinite values for a finite metric")
+        metric = edited.expand(shape).to(metric)
     return metric
 
 

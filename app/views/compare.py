@@ -101,7 +101,7 @@ def second(subject: Subject) -> Subject | None:
     runs = {run.name: run for run in cache.takers(subject.run)}
     columns = st.columns(4, gap="medium")
     with columns[0]:
-        key = state.bind("compare_run", list(runs), s.run)
+        key = state.bind("compare_run", list(runs), subject.run.name)
         st.selectbox("B: run", list(runs), key=key, help="Side A is chosen in the sidebar.")
     run = runs[s.compare_run]
     with columns[1]:

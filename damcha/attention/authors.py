@@ -60,7 +60,7 @@ class RouterDCMHA(MHA):
         """Σ_s mixing(i)[t, s] S_s(i, ·)."""
         return (self._mixing(heads) @ scores.transpose(1, 2)).transpose(1, 2)
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """One metric a query: its mixing of the heads' own forms."""
         return self.implied_by(self._mixing(heads)[..., None], heads, stride=1)
 
@@ -110,7 +110,7 @@ class BlockColMHA(MHA):
         q, k = mix_heads(self.combine_q, heads.q), mix_heads(self.combine_k, heads.k)
         return replace(heads, q=q, k=k, of_keys=self.raw_keys(heads, call.cache))
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) is C^K_ab P_Q',a P_K,b, with Q'_a the mixed query."""
         if not self.packed:
             return None
@@ -123,6 +123,15 @@ class BlockColMHA(MHA):
         """The heads' own keys, before they were mixed."""
         assert heads.of_keys is not None
         return heads.of_keys
+
+    def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned extra key is mixed like any token's."""
+        k, v = super().split_bias(bias_k, bias_v)
+        return mix_heads(self.combine_k, k), v
+
+    def of_bias(self) -> Tensor | None:
+        """The learned extra key before it is mixed."""
+        return self.bias_k
 
     @classmethod
     def parameter_count(cls, d_model: int, n_heads: int, **options: Any) -> int:
@@ -172,7 +181,7 @@ class RankMoA(MHA):
         kept = of_token.gather(2, chosen[..., None].expand(-1, -1, -1, of_token.shape[-1]))
         return self.out_proj((kept * gates[..., None]).flatten(2))
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """None: its 2h experts are no h heads of the width."""
         return None
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from damcha.attention.implied import Implied
 from damcha.attention.metric import row_sum
 from damcha.attention.positions import rotary_angles, rotate
-from damcha.errors import ConfigError, InputError
+from damcha.errors import CaptureError, ConfigError, InputError
 from damcha.tap import MetricRecord, edit_metric, listening, report, report_metric, wants
 
 
@@ -233,12 +233,17 @@ class Attention(nn.Module):
         """Change the probabilities, [B, h, query, key] (where `explicit`)."""
         return weights
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """The cross-head metric that the mechanism implies (:mod:`damcha.attention.implied`).
 
-        `heads` has queries before rotary positions, and what is known of all keys seen so far;
-        `padding` is theirs. None where there is no such metric.
+        `heads` has queries before rotary positions, and what is known of all keys seen so far.
+        Which of them a query sees: `allowed` [B|1, h|1, query, key]; where that is None, all, or
+        with `causal` those up to its own. None where there is no such metric.
         """
+        return None
+
+    def of_bias(self) -> Float[Tensor, "one one n"] | None:
+        """What the learned extra key brings beside itself (:attr:`Heads.of_keys`); None for 0."""
         return None
 
     def side_by_side(self, heads: Heads) -> Float[Tensor, "batch key width"]:
@@ -356,13 +361,13 @@ class Attention(nn.Module):
         heads, padding = replace(heads, k=self.turned(heads.k, call.seen)), call.padding
         if call.cache is not None:
             heads, padding = call.cache.append(heads, padding)
+        allowed, bias = self._masks(call, padding, heads.k.shape[2], self.key_bias(heads))
+        fused_causal = call.is_causal and call.seen == 0
         if listening(self):
-            heads = self._lens(heads, padding, call.causal)
+            heads = self._lens(heads, allowed, fused_causal)
         change = None if heads.change is None else self.turned(heads.change, call.seen)
         heads = replace(heads, q=self.turned(heads.q, call.seen), change=change)
-        allowed, bias = self._masks(call, padding, heads.k.shape[2], self.key_bias(heads))
         heads, allowed, bias = self._extra_keys(heads, allowed, bias)
-        fused_causal = call.is_causal and call.seen == 0
         out, weights = self._attend(heads, allowed, bias, fused_causal, call.need_weights)
         return self.combine(out, heads), weights, self._dead_rows(allowed)
 
@@ -372,16 +377,22 @@ class Attention(nn.Module):
             return x
         return rotate(x, rotary_angles(x.shape[2], self.head_dim, seen, like=x))
 
-    def _lens(self, heads: Heads, padding: Tensor | None, causal: bool) -> Heads:
+    def _lens(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Heads:
         """Report the implied metric to the open taps; where one edits it, note the change."""
-        found = self.implied(heads, padding, causal)
+        found = self.implied(heads, allowed, causal)
         if found is None:
             return heads
-        metric = edit_metric(self, found.metric, self.layer)
+        metric = edit_metric(self, found.metric, self.layer, len(heads.q))
         rows = row_sum(metric, self.num_heads)
         report_metric(self, MetricRecord(self.layer, metric, rows, None, found.stride))
         if metric is found.metric:
             return heads
+        unknown = 0 if heads.of_keys is None else heads.k.shape[2] - heads.of_keys.shape[1]
+        if unknown:
+            raise CaptureError(
+                f"cache: {unknown} of its tokens came before this tap was opened, so their own "
+                "keys are not known; fill an empty one within the tap"
+            )
         return replace(heads, change=found.scores_of(metric - found.metric))
 
     def looked_at(self, need_weights: bool) -> bool:
@@ -450,8 +461,9 @@ class Attention(nn.Module):
         """
         attn_mask, key_bias, seen = call.attn_mask, call.key_bias, call.seen
         batch, n_queries = call.query.shape[:2]
-        places = torch.arange(n_keys, device=call.query.device)
-        allowed = self.visible(places[seen : seen + n_queries], places)
+        keys = torch.arange(n_keys, device=call.query.device)
+        queries = torch.arange(seen, seen + n_queries, device=keys.device)
+        allowed = self.visible(queries, keys)
         if attn_mask is not None:
             if attn_mask.dim() == 3:
                 if attn_mask.shape[0] != batch * self.num_heads:
@@ -482,7 +494,7 @@ class Attention(nn.Module):
         extra = self.bias_k is not None or self.add_zero_attn
         needs_causal = call.is_causal and n_keys > seen + 1
         if needs_causal and (seen or allowed is not None or bias is not None or extra):
-            allowed = _both(allowed, (places[seen : seen + n_queries, None] >= places)[None, None])
+            allowed = _both(allowed, (queries[:, None] >= keys)[None, None])
         if allowed is not None:
             allowed = allowed.expand(-1, -1, n_queries, -1)
         return allowed, bias
@@ -499,8 +511,8 @@ class Attention(nn.Module):
             ):
                 new.append(one.expand(batch, -1, -1, -1))
         if self.add_zero_attn:
-            new_k.append(torch.zeros_like(k[:, :, :1]))
-            new_v.append(torch.zeros_like(v[:, :, :1]))
+            new_k.append(k.new_zeros(*k.shape[:2], 1, k.shape[3]))
+            new_v.append(v.new_zeros(*v.shape[:2], 1, v.shape[3]))
         added = len(new_k) - 1
         if not added:
             return heads, allowed, bias
@@ -510,7 +522,10 @@ class Attention(nn.Module):
             bias = F.pad(bias, (0, added))
         of_keys = heads.of_keys
         if of_keys is not None:
-            of_keys = F.pad(of_keys, (0, 0, 0, added))
+            learned = self.of_bias()
+            if learned is not None:
+                of_keys = torch.cat((of_keys, learned.expand(batch, -1, -1)), 1)
+            of_keys = F.pad(of_keys, (0, 0, 0, added - (learned is not None)))
         heads = replace(heads, k=torch.cat(new_k, 2), v=torch.cat(new_v, 2), of_keys=of_keys)
         return heads, allowed, bias
 

@@ -165,7 +165,8 @@ class BudgetFormer(MHA):
             heads = kept.nonzero()[:, 0].tolist()
             if not heads:  # only where the input is not a number
                 continue
-            out[rows] = self._narrow(call, rows, heads, gates, keys, allowed, bias)
+            narrow = self._narrow(call, rows, heads, gates, keys, allowed, bias)
+            out[rows] = narrow.to(out.dtype)  # autocast
         return out
 
     def _narrow(
@@ -247,7 +248,8 @@ class BudgetFormer(MHA):
                 here, self._pick(bias, a, where, length), False, False,
             )  # fmt: skip
             o = o[:, 0][example, row] * gates[example, place, a, None]
-            flat = flat.index_add(0, index, F.linear(o, self.out_proj.weight[:, of_head]))
+            y = F.linear(o, self.out_proj.weight[:, of_head])
+            flat = flat.index_add(0, index, y.to(flat.dtype))
         return flat.unflatten(0, (batch, length))
 
     def _pick(self, mask: Tensor | None, head: int, where: Tensor, length: int) -> Tensor | None:

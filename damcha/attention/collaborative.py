@@ -99,7 +99,7 @@ class ColMHA(Attention):
         assert heads.of_keys is not None
         return heads.of_keys.transpose(1, 2)[:, :, None] * self.scale
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Blocks (a, b) say how head a weighs the b-th slice of the shared dimensions.
 
         None where D̃ is not divisible by h.

@@ -113,21 +113,22 @@ class DCMHA(MHA):
         by_key = self._matrices(heads.of_keys, stage) @ a.permute(0, 3, 1, 2)  # [B, j, h, i]
         return by_query.transpose(1, 2) + by_key.permute(0, 2, 3, 1)
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) for query i: I + W_q(i) + the mean of W_k(j) over the keys it sees.
 
         Another metric for every query, made of this input alone.
         """
         assert heads.of_queries is not None and heads.of_keys is not None
         by_key = self._matrices(heads.of_keys, 0)
-        real = torch.ones_like(by_key[..., :1, :1])
-        if padding is not None:
-            real = (~padding)[..., None, None].to(by_key)
-        total, count = (by_key * real).cumsum(1), real.cumsum(1)
-        n_queries = heads.q.shape[2]
-        if not causal or n_queries > total.shape[1]:
-            total, count = (x[:, -1:].expand(-1, n_queries, -1, -1) for x in (total, count))
-        mean = total[:, -n_queries:] / count[:, -n_queries:].clamp(min=1)
+        if allowed is not None:  # a row of each head's own where a mask tells heads apart
+            seen = allowed.to(by_key)
+            share = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+            mean = torch.einsum("zaqk,zkab->zqab", share.expand(-1, self.num_heads, -1, -1), by_key)
+        elif causal:
+            count = torch.arange(1, by_key.shape[1] + 1, device=by_key.device)
+            mean = by_key.cumsum(1) / count[:, None, None]
+        else:
+            mean = by_key.mean(1, keepdim=True).expand(-1, heads.q.shape[2], -1, -1)
         eye = torch.eye(self.num_heads, dtype=mean.dtype, device=mean.device)
         mixing = (eye + self._matrices(heads.of_queries, 0) + mean)[..., None]
         (wq, _), (wk, _), _ = self.projections

@@ -64,7 +64,7 @@ class IHA(MHA):
         )
         return Heads(q, k, v, of_keys=self.raw_keys(heads, call.cache), routing=heads.q)
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) is α^K_ba P_Q',a P_K,b, with q'_a = Σ_m α^Q_ma q_m; α are means over p."""
         if not self.packed:
             return None
@@ -79,6 +79,10 @@ class IHA(MHA):
         """The heads' own keys, before they were mixed."""
         assert heads.of_keys is not None
         return heads.of_keys
+
+    def of_bias(self) -> Tensor | None:
+        """The learned extra key before it is mixed."""
+        return self.bias_k
 
     def _mix(self, x: Tensor, alpha: Tensor) -> Tensor:
         """[B, h, L, e] → [B, h, L, P·e]: Σ_m α_{mhp} x_m, one matrix product."""

@@ -71,6 +71,8 @@ class Metric:
     full: Float[Tensor, "batch positions d d"] | None
     """M; None on the fused path."""
     context: Float[Tensor, "batch positions d"] | None
+    batch: int
+    """Examples it was made for; a static metric has one row for all of them."""
     stride: int
     """Position k serves queries k·stride … (k+1)·stride-1; 0: one metric serves all queries."""
     lag: int = 0
@@ -112,7 +114,7 @@ def pooled_context(
 ) -> Float[Tensor, "batch 1 d"]:
     """Mean over the real tokens; 0 where there is none."""
     if padding is None:
-        return x.mean(1, keepdim=True)
+        return x.sum(1, keepdim=True) / max(1, x.shape[1])
     real = (~padding).sum(1).clamp(min=1)
     return x.masked_fill(padding[..., None], 0).sum(1, keepdim=True) / real[:, None, None].to(x)
 
@@ -376,7 +378,7 @@ class CrossHeadMetric(nn.Module):
         """
         config = self.config
         if config.generator == "static":
-            metric = Metric(None, None, None, stride=0)
+            metric = Metric(None, None, None, len(x), stride=0)
         elif config.context == "full":
             if causal or state is not None:
                 raise ConfigError(
@@ -384,12 +386,13 @@ class CrossHeadMetric(nn.Module):
                     "attention with it would see the future; use context='causal' or "
                     "generator='static'"
                 )
-            metric = Metric(None, None, pooled_context(x, padding), stride=0, sees_all=True)
+            pooled = pooled_context(x, padding)
+            metric = Metric(None, None, pooled, len(x), stride=0, sees_all=True)
         else:
             stride = config.context_stride
             lag = 0 if state is None else state.seen % stride
             contexts = prefix_contexts(x, padding, stride, state)
-            metric = Metric(None, None, contexts, stride=stride, lag=lag)
+            metric = Metric(None, None, contexts, len(x), stride=stride, lag=lag)
         old = None if state is None or not metric.lag else state.current
         metric = self._build(metric, old)
         if state is not None:
@@ -443,7 +446,7 @@ class CrossHeadMetric(nn.Module):
                 rows = rows + u.unflatten(0, (self.n_heads, -1)) @ keys.T
         if listening(self):
             assert full is not None
-            full = edit_metric(self, full, layer)
+            full = edit_metric(self, full, layer, metric.batch)
             rows = row_sum(full, self.n_heads)
             record = MetricRecord(layer, full, rows, metric.context, metric.stride)
             report_metric(self, record)

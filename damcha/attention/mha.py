@@ -84,7 +84,7 @@ class MHA(Attention):
         qk_heads, v_heads = self.qk_heads, self.v_heads
         return Heads(split_heads(q, qk_heads), split_heads(k, qk_heads), split_heads(v, v_heads))
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Block-diagonal: q_a·k_a = x̂_a (P_Q,a P_K,a) ŷ_aᵀ. None where widths of inputs differ."""
         mixing = torch.eye(self.num_heads, dtype=heads.q.dtype, device=heads.q.device)
         return self.implied_by(mixing[None, None, ..., None], heads)

@@ -106,7 +106,7 @@ class MoA(Attention):
         k, v = self.key_proj(call.key)[:, None], self.value_proj(call.value)[:, None]
         return Heads(q, k, v, routing=(gates, order, back, counts))
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """None: all experts share one key head, so there are no blocks between heads."""
         return None
 

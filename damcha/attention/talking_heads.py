@@ -66,7 +66,7 @@ class THA(MHA):
         """J = P_ℓ S."""
         return mix_heads(self.mix_logits.weight, scores)  # its bias is lost in the softmax
 
-    def implied(self, heads: Heads, padding: Tensor | None, causal: bool) -> Implied | None:
+    def implied(self, heads: Heads, allowed: Tensor | None, causal: bool) -> Implied | None:
         """Block (a, b) is P_ℓ[a, b] times head b's own: off the diagonal, heads talk."""
         return self.implied_by(self.mix_logits.weight[None, None, ..., None], heads)
 

@@ -36,7 +36,7 @@ def curves(
     )
 
 
-def results_table(runs: Sequence[Run], costs: Mapping[str, Cost] | None = None) -> Table:
+def results_table(runs: Sequence[Run], costs: Mapping[str, Cost | None] | None = None) -> Table:
     """Losses of runs, and where they are counted, parameters and multiply-adds."""
     found = [(run, last_results(run)) for run in runs]
     with_accuracy = any(result["accuracy"] is not None for _, result in found)
@@ -50,7 +50,8 @@ def results_table(runs: Sequence[Run], costs: Mapping[str, Cost] | None = None) 
         row += [result["accuracy"]] * with_accuracy
         if costs is not None:
             cost = costs[run.name]
-            row += [cost.parameters, cost.generator, cost.multiply_adds]
+            parts = ("parameters", "generator", "multiply_adds")
+            row += [None if cost is None else getattr(cost, part) for part in parts]
         rows.append(tuple(row))
     units = ", ".join(dict.fromkeys(run.unit for run in runs))
     return Table(

@@ -102,7 +102,9 @@ BASES = (
 
 def unfit(run: Run, view: str) -> str:
     """Why a view says nothing about the metric of this run's attention; "" where it does."""
-    kind = ATTENTIONS[run.config.model.attention]
+    kind = ATTENTIONS.get(run.config.model.attention)
+    if kind is None:  # opening the run says what is wrong with it
+        return ""
     if view == "head_metrics" and kind.heads_meet:
         return (
             f"{view}: in {kind.__name__} a row of blocks holds forms in different bases, so their "
@@ -115,8 +117,8 @@ def unfit(run: Run, view: str) -> str:
 
 def has_metric(run: Run) -> bool:
     """Whether the attention of a run has a cross-head metric, its own or an implied one."""
-    kind = ATTENTIONS[run.config.model.attention]
-    return kind is DAMCHAttention or bool(kind.LENS)
+    kind = ATTENTIONS.get(run.config.model.attention)  # one unknown run must not spoil the others
+    return kind is not None and (kind is DAMCHAttention or bool(kind.LENS))
 
 
 def check_fits(run: Run, view: str) -> None:

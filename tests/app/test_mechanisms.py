@@ -1,5 +1,7 @@
 """Every page on runs whose attention is not DAMCHA: the metric that it implies, or a sentence."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,29 @@ def test_views_that_say_nothing_are_not_offered(opened, run, missing, tiny_runs)
             gallery.KINDS["metric"].draw(
                 gallery.open_subject(run_, 10, run_.samples[0], device="cpu"), view
             )
+
+
+@pytest.fixture
+def with_unknown(tiny_runs, tmp_path, monkeypatch):
+    """The tiny runs and one whose attention is from a program that this one does not know."""
+    for name in ("mha", "fashion-damcha"):
+        shutil.copytree(tiny_runs / name, tmp_path / name)
+    shutil.copytree(tiny_runs / "mha", tmp_path / "unknown")
+    config = tmp_path / "unknown" / "config.json"
+    config.write_text(config.read_text().replace('"attention": "mha"', '"attention": "nope"'))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [*PAGES, "atlas", "efficiency", "board"])
+@pytest.mark.parametrize("run", ["mha", "unknown"])
+def test_an_unknown_mechanism_is_a_sentence_and_spoils_no_other_run(
+    opened, with_unknown, monkeypatch, page, run
+):
+    monkeypatch.setenv("DAMCHA_RUNS", str(with_unknown))
+    at = opened(page, run=run)
+    errors = [error.value for error in at.error]
+    assert not any("fault of this program" in error for error in errors)
+    if run == "mha" and page != "atlas":  # which asks for data
+        assert not errors
+    elif page == "inspect":
+        assert any("nope" in error for error in errors), errors

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from damcha.attention import ATTENTIONS, MHA, Cache, DAMCHAttention, row_sum
 from damcha.config import MetricConfig
+from damcha.errors import ConfigError
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 NAMES = sorted(ATTENTIONS)
@@ -431,6 +432,58 @@ def test_dtype_is_kept(name, dtype, causal, make, inputs, data):
     out.sum().backward()
     assert x.grad.dtype == dtype
     assert x.grad.isfinite().all()
+
+
+def run_with(layer, query, key, **masks):
+    return layer(query, key, key, need_weights=False, **masks)[0]
+
+
+# A causal context gives DAMCHA's query t the keys up to t, so it needs as many keys as queries.
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "damcha"])
+@given(data=st.data())
+def test_more_queries_than_keys(name, causal, make, inputs, data):
+    """Query i of the rest sees every key; the first queries are what they are without the rest."""
+    layer = make(data, name, causal)
+    x = inputs(data, layer, least=2)
+    if causal and name == "budgetformer":
+        with pytest.raises(ConfigError, match="2 queries and 1 keys"):
+            run_with(layer, x[:, :2], x[:, :1], is_causal=True)
+        return
+    keys = x[:, : data.draw(st.integers(1, x.shape[1] - 1), label="keys")]
+    n = data.draw(st.integers(1, x.shape[1]), label="queries")
+    whole = run_with(layer, x, keys, is_causal=causal)
+    part = run_with(layer, x[:, :n], keys, is_causal=causal)
+    looked_at, weights = layer(x, keys, keys, is_causal=causal)
+    assert weights.shape == (2, x.shape[1], keys.shape[1])
+    torch.testing.assert_close(whole, looked_at, **EXACT)
+    torch.testing.assert_close(part, whole[:, :n], **EXACT)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_under_autocast(name, causal, randomise, normal):
+    settings = {"damcha": {"metric": MetricConfig(hidden_dims=(5,), context="causal")}}
+    layer = randomise(ATTENTIONS[name](16, 4, batch_first=True, **settings.get(name, {})), 3, 0.1)
+    layer.eval()
+    x = normal(2, 7, 16).float()
+    plain = run(layer, x, is_causal=causal)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        mixed = run(layer, x, is_causal=causal)
+    # Rounded relevance and budgets choose other heads.
+    atol = 0.2 if name == "budgetformer" else 0.03
+    torch.testing.assert_close(mixed.float(), plain, rtol=0.1, atol=atol)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_zero_key_is_there_without_other_keys(name, randomise, normal):
+    layer = ATTENTIONS[name](16, 4, batch_first=True, add_zero_attn=True).double()
+    layer = randomise(layer).eval()
+    query, nothing = normal(2, 3, 16), normal(2, 0, 16)
+    for need_weights in (False, True):
+        out, weights = layer(query, nothing, nothing, need_weights=need_weights)
+        assert out.isfinite().all()
+        assert weights is None or weights.shape == (2, 3, 1)
 
 
 # name → parameters of a layer without biases (attention-variants.md), d=16, h=4

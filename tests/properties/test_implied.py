@@ -7,6 +7,7 @@ import torch
 
 from damcha.attention import ATTENTIONS, MHA, Cache, blocks
 from damcha.attention.implied import roots
+from damcha.errors import CaptureError
 from damcha.tap import tap
 
 EXACT = {"rtol": 0, "atol": 1e-11}
@@ -108,14 +109,24 @@ def test_scores_from_the_implied_metric_are_the_mechanism_s(name, causal, random
     torch.testing.assert_close(out, run(layer, x, is_causal=causal), **EXACT)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal", "window", "window of each head"])
 @pytest.mark.parametrize("name", ["dcmha", "dcmha normed"])
-def test_a_metric_for_every_query_and_its_deviation_by_key(name, causal, randomise, normal):
+def test_a_metric_for_every_query_and_its_deviation_by_key(name, mask, randomise, normal):
     layer, pairing = build(randomise, name)
     x = normal(2, L, D)
     pads = torch.zeros(2, L, dtype=torch.bool)
     pads[1, 4:] = True
-    masks = {"is_causal": causal, "key_padding_mask": pads}
+    places = torch.arange(L)
+    distance = places[:, None] - places
+    masks = {"is_causal": mask == "causal", "key_padding_mask": pads}
+    allowed = torch.ones(H, L, L, dtype=torch.bool) if mask != "causal" else (distance >= 0)[None]
+    if mask == "window":
+        allowed = (distance.abs() < 2)[None]
+        masks["attn_mask"] = ~allowed[0]
+    elif mask == "window of each head":
+        allowed = torch.stack([distance.abs() <= a + 1 for a in range(H)])
+        masks["attn_mask"] = ~allowed.repeat(2, 1, 1)
+    allowed = allowed.expand(H, L, L)
     found, (record,), _ = scores(layer, x, **masks)
     assert record.stride == 1 and record.metric.shape[:2] == (2, L)
     x = x.masked_fill(pads[..., None], 0)
@@ -124,8 +135,10 @@ def test_a_metric_for_every_query_and_its_deviation_by_key(name, causal, randomi
     of_key = layer._matrices(layer._weights(x, 1), 0)
     for b in range(2):
         for i in range(L):
-            seen = [j for j in range(L if not causal else i + 1) if not pads[b, j]]
-            mean = of_key[b, seen].mean(0)
+            seen = allowed[:, i] & ~pads[b]  # [H, L]
+            # Row a of the mixing, averaged over the keys that head a sees.
+            count = seen.sum(1, keepdim=True).clamp(min=1)
+            mean = torch.stack([of_key[b, seen[a], a].sum(0) for a in range(H)]) / count
             for j in range(L):
                 deviation = (of_key[b, j] - mean) @ own[b, :, i, j]
                 metric = from_metric(record.metric[b : b + 1], layer, x[b : b + 1], pairing)
@@ -148,6 +161,40 @@ def test_an_edit_changes_scores_as_the_metric_says(name, randomise, normal):
     torch.testing.assert_close(edited.metric, plain.metric * 0.3 + noise, **EXACT)
     change = from_metric((edited.metric - plain.metric), layer, x, pairing)
     torch.testing.assert_close(after - before, change, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["mha", "tha", "iha", "authors-colmha"])
+def test_a_learned_extra_key_is_edited_like_any_other(name, randomise, normal):
+    """Its scores are those of a token that projects to it; elsewhere no token gives all parts."""
+    kind, (options, _) = ATTENTIONS[name], IMPLYING[name]
+    layer = randomise(kind(D, H, add_bias_kv=True, batch_first=True, **options).double())
+    plain = kind(D, H, batch_first=True, **options).double()
+    plain.load_state_dict({k: w for k, w in layer.state_dict().items() if k[:5] != "bias_"})
+    (_, _), (wk, bk), _ = layer.projections
+    token = torch.linalg.solve(wk, (layer.bias_k - bk)[0, 0])
+    x = normal(2, L, D)
+    longer = torch.cat((x, token.expand(2, 1, D)), 1)
+
+    def edit(metric, _):
+        return metric * 0.3 + normal(*metric.shape[-2:], seed=5)
+
+    for change in (None, edit):
+        found, _, _ = scores(layer, x, change)
+        expected, _, _ = scores(plain, longer, change)
+        # Reported are the scores before the softmax; the extra key's stand last.
+        torch.testing.assert_close(found, expected[:, :, :L], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["iha", "authors-colmha"])
+def test_an_edit_of_a_cache_filled_before_it_is_refused(name, randomise, normal):
+    layer, _ = build(randomise, name)
+    x, cache = normal(2, L, D), Cache()
+    run(layer, x[:, :2], is_causal=True, cache=cache)
+    with (
+        pytest.raises(CaptureError, match="cache: 2 of its tokens came before this tap was opened"),
+        tap(layer, lambda metric, _: metric * 2),
+    ):
+        run(layer, x[:, 2:], is_causal=True, cache=cache)
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -14,6 +14,7 @@ from damcha.errors import CaptureError
 from damcha.tap import listening, tap
 
 EXACT = {"rtol": 0, "atol": 1e-12}
+STATIC = {"generator": "static", "context_stride": 1}
 SHARINGS = ["stack", "parameters", "none"]
 
 
@@ -194,6 +195,37 @@ class TestEdits:
             with tap(model, lambda metric, _, factor=factor: metric * factor):
                 torch.testing.assert_close(model(x[:1])[0], out[i], **EXACT)
 
+    @pytest.mark.parametrize("settings", [STATIC, {"attention": "mha"}, {"attention": "iha"}, {}])
+    def test_another_batch_than_the_inputs_is_refused(self, task_model, settings):
+        model = task_model(**settings)
+        with (
+            pytest.raises(CaptureError, match="and a batch of 2; it must return"),
+            tap(model, lambda metric, _: metric[:1].expand(3, -1, -1, -1)),
+        ):
+            model(images(2))
+
+    @pytest.mark.parametrize("settings", [STATIC, {"attention": "mha"}, {"attention": "dcmha"}, {}])
+    def test_an_edit_in_place_is_an_edit(self, task_model, settings):
+        model = task_model(**settings)
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        plain = model(images())
+        with tap(model, lambda metric, _: metric * 3):
+            expected = model(images())
+        with tap(model, lambda metric, _: metric.mul_(3)):
+            found = model(images())
+        torch.testing.assert_close(found, expected, **EXACT)
+        assert not torch.equal(found, plain)
+        assert torch.equal(model(images()), plain)
+        assert all(torch.equal(model.state_dict()[name], old) for name, old in before.items())
+
+    def test_real_types_are_cast(self, task_model):
+        model = task_model(attention="mha")
+        with tap(model, lambda metric, _: metric.round().long()) as capture:
+            found = model(images())
+        assert capture.records[0].metric.dtype == torch.float64
+        with tap(model, lambda metric, _: metric.round()):
+            torch.testing.assert_close(found, model(images()), **EXACT)
+
     def test_one_metric_for_all_positions_broadcasts(self, shared_model):
         identity = torch.eye(16, dtype=torch.float64)
         with tap(shared_model, lambda *_: identity) as capture:
@@ -240,8 +272,22 @@ class TestEdits:
                 r"edit returned shape \(1, 10, 16, 16\) .* must return \[batch, positions, d, d\]",
             ),
             (lambda metric, _: metric[None], r"edit returned shape \(1, 1, 5, 16, 16\)"),
+            (
+                lambda metric, _: metric.expand(7, -1, -1, -1),
+                r"edit returned shape \(7, 5, 16, 16\) .* and a batch of 1; ",
+            ),
+            (lambda metric, _: metric * 1j, "edit returned torch.complex128; a metric is real"),
+            (lambda metric, _: metric / 0, "edit returned NaN or infinite values for a finite met"),
         ],
-        ids=["nothing", "wrong width", "wrong positions", "an axis too many"],
+        ids=[
+            "nothing",
+            "wrong width",
+            "wrong positions",
+            "an axis too many",
+            "another batch",
+            "complex",
+            "not finite",
+        ],
     )
     def test_impossible_edits_are_refused_and_leave_nothing(self, shared_model, edit, message):
         plain = shared_model(images())
