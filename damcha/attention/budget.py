@@ -33,7 +33,8 @@ class BudgetFormer(MHA):
       1 − progress, vanishes as the training loop tells the progress (:meth:`set_progress`).
     * In evaluation the k = ⌈s·h⌉ ≥ 1 most relevant heads are kept, g_a = h·s·w_a / Σ_kept w, and
       the others are not computed: neither queries, scores nor outputs, and without causality
-      neither their keys nor their values (in causal use a later query may need those).
+      neither their keys nor their values (in causal use a later query may need those: two of the
+      four projections, so the time cannot fall below about half).
     * Auxiliary losses: hinge max(0, 0.1 − s) + max(0, s − 0.9), and the entropy of w.
 
     Equal relevance and s = 1 is MHA. Parameters 4d² + d·r + r + dh, r = `budget_hidden`; in
@@ -134,36 +135,40 @@ class BudgetFormer(MHA):
         return self._skip(call)
 
     def _skip(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Only what is kept: sets of heads without causality, single heads at positions with it."""
+        """Only what is kept: by sets of heads, in causal use by positions, too."""
         self._check_lengths(call.query, call.key, call.causal)
         gates = self.gates(call.key, call.padding, call.causal, call.cache)  # [B, L|1, h]
         padding, keys = call.padding, None
         if call.causal or call.cache is not None:  # a later query may keep any head
             (wk, bk), (wv, bv) = self.projections[1:]
-            k = self._turn(split_heads(F.linear(call.key, wk, bk), self.num_heads), call.seen)
+            k = self.turned(split_heads(F.linear(call.key, wk, bk), self.num_heads), call.seen)
             keys = Heads(k, k, split_heads(F.linear(call.value, wv, bv), self.num_heads))
             if call.cache is not None:
                 keys, padding = call.cache.append(keys, padding)
         masks = self._masks(call, padding, call.seen + call.key.shape[1])
-        by_sets = self._by_position if gates.shape[1] > 1 else self._by_example
-        out = by_sets(call, gates, keys, *masks)
+        if gates.shape[1] > 1:
+            out = self._by_position(call, gates, keys, *masks)
+        else:
+            out = self._by_sets(call, gates[:, 0] > 0, gates, keys, *masks)
         if self.out_proj.bias is not None:
             out = out + self.out_proj.bias
         return out, None, self._dead_rows(masks[0])
 
-    def _by_example(
-        self, call: Call, gates: Tensor, keys: Heads | None, allowed: Tensor | None,
-        bias: Tensor | None,
+    def _by_sets(
+        self, call: Call, kept: Tensor, gates: Tensor, keys: Heads | None,
+        allowed: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Examples that keep the same heads go through one narrower MHA."""
-        sets, group = (gates[:, 0] > 0).unique(dim=0, return_inverse=True)
+        """Examples that keep the same heads [B, h] go through one narrower MHA."""
+        sets, group = kept.unique(dim=0, return_inverse=True)
         out = call.query.new_zeros(*call.query.shape[:2], self.embed_dim)
-        for k, kept in enumerate(sets):
+        for k, members in enumerate(sets):
             rows: Any = (group == k).nonzero()[:, 0]
-            if len(rows) == len(group):
-                rows = slice(None)  # an index would copy everything for nothing
-            heads = kept.nonzero()[:, 0].tolist()
-            if not heads:  # only where the input is not a number
+            if len(rows) == len(group):  # an index would copy for nothing
+                rows = slice(None)
+            elif len(rows) == 1:
+                rows = slice(int(rows), int(rows) + 1)
+            heads = members.nonzero()[:, 0].tolist()
+            if not heads:  # all are kept too seldom, or the input is not a number
                 continue
             narrow = self._narrow(call, rows, heads, gates, keys, allowed, bias)
             out[rows] = narrow.to(out.dtype)  # autocast
@@ -187,11 +192,11 @@ class BudgetFormer(MHA):
             y = F.linear(x[rows], weight[channels], None if b is None else b[channels])
             return split_heads(y, len(kept))
 
-        q = self._turn(projected(call.query, 0), call.seen)
+        q = self.turned(projected(call.query, 0), call.seen)
         if keys is not None:
             k, v = keys.k[rows][:, heads], keys.v[rows][:, heads]
         else:
-            k = self._turn(projected(call.key, 1), call.seen)
+            k = self.turned(projected(call.key, 1), call.seen)
             v = projected(call.value, 2)
         masks = []
         for mask in (allowed, bias):
@@ -209,66 +214,60 @@ class BudgetFormer(MHA):
         self, call: Call, gates: Tensor, keys: Heads | None, allowed: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Heads that most positions keep go together, the others one by one where they are kept.
+        """A head that an example keeps at most positions is computed at all of them.
 
-        (Gathering a head's tokens takes about as long as half of its work.) The tokens of a head
-        are gathered without gaps for the projections; only its queries, which are e wide, are
-        padded to the longest example for the attention.
+        Elsewhere only the positions that keep it are (gathering a token takes about as long as half
+        of its work): without gaps for the projections, and for the attention, whose queries are
+        only e wide, padded to the example with most of them.
         """
         assert keys is not None
-        active = gates > 0
-        common = (active.flatten(0, 1).double().mean(0) > 0.5).nonzero()[:, 0].tolist()
-        batch, length = call.query.shape[:2]
-        out = call.query.new_zeros(batch, length, self.embed_dim)
-        if common:
-            out = self._narrow(call, slice(None), common, gates, keys, allowed, bias)
-        flat, tokens, e = out.flatten(0, 1), call.query.flatten(0, 1), self.head_dim
+        active = (gates > 0).transpose(1, 2)  # [B, h, L]
+        counts = active.sum(-1)
+        # … and one that the batch keeps at most positions, for the whole batch at once.
+        most = active.shape[2] / 2
+        often = (counts > most) | (counts.double().mean(0) > most)
+        out = self._by_sets(call, often, gates, keys, allowed, bias)
+        seldom = active & ~often[..., None]
+        masks, length, e = (allowed, bias), active.shape[2], self.head_dim
+        flat, tokens = out.flatten(0, 1), call.query.flatten(0, 1)
         weight, b = self.projections[0]
-        n_keys = keys.k.shape[2]
-        for a in set(range(self.num_heads)) - set(common):
-            kept = active[..., a]
-            example, place = kept.nonzero(as_tuple=True)
-            if not len(place):
+        for a in range(self.num_heads):
+            examples = seldom[:, a].any(1).nonzero()[:, 0]
+            if not len(examples):
                 continue
-            of_head = slice(a * e, (a + 1) * e)
-            index = example * length + place
-            row = kept.cumsum(1)[example, place] - 1  # its number among those of its example
-            q = F.linear(tokens[index], weight[of_head], None if b is None else b[of_head])
-            q = self._turn(q[None, None], call.seen, place[None])[0, 0]
-            packed = q.new_zeros(batch, int(kept.sum(1).max()), e)
-            packed = packed.index_put((example, row), q)
-            where = torch.zeros(packed.shape[:2], dtype=torch.long, device=q.device)
-            where = where.index_put((example, row), place)
-            here = self._pick(allowed, a, where, length)
+            kept, of_head = seldom[examples, a], slice(a * e, (a + 1) * e)
+            example, place = kept.nonzero(as_tuple=True)
+            index = examples[example] * length + place
+            q = F.linear(
+                tokens.index_select(0, index), weight[of_head], None if b is None else b[of_head]
+            )
+            n = kept.sum(1)
+            row = torch.arange(len(place), device=n.device) - (n.cumsum(0) - n)[example]
+            where = place.new_zeros(len(examples), int(n.max())).index_put((example, row), place)
+            packed = q.new_zeros(*where.shape, e).index_put((example, row), q)[:, None]
+            if self.rotary:
+                cos, sin = rotary_angles(length, e, call.seen, like=q)
+                packed = rotate(packed, (cos[where][:, None], sin[where][:, None]))
+            here, added = (self._pick(mask, a, examples, where) for mask in masks)
             if call.is_causal and here is None:
-                here = where[..., None] + call.seen >= torch.arange(n_keys, device=q.device)
-                here = here[:, None]
-            o, _ = self._attend(
-                Heads(packed[:, None], keys.k[:, a : a + 1], keys.v[:, a : a + 1]),
-                here, self._pick(bias, a, where, length), False, False,
-            )  # fmt: skip
-            o = o[:, 0][example, row] * gates[example, place, a, None]
-            y = F.linear(o, self.out_proj.weight[:, of_head])
-            flat = flat.index_add(0, index, y.to(flat.dtype))
-        return flat.unflatten(0, (batch, length))
+                n_keys = torch.arange(keys.k.shape[2], device=q.device)
+                here = (where[..., None] + call.seen >= n_keys)[:, None]
+            k, v = (x[examples, a][:, None] for x in (keys.k, keys.v))
+            o, _ = self._attend(Heads(packed, k, v), here, added, False, False)
+            o = o[example, 0, row] * gates[examples[example], place, a, None]
+            flat.index_add_(0, index, F.linear(o, self.out_proj.weight[:, of_head]).to(flat.dtype))
+        return out
 
-    def _pick(self, mask: Tensor | None, head: int, where: Tensor, length: int) -> Tensor | None:
-        """A head's rows of a mask at positions [B, n] of each example: [B, 1, n, keys]."""
+    def _pick(
+        self, mask: Tensor | None, head: int, examples: Tensor, where: Tensor
+    ) -> Tensor | None:
+        """A head's rows of a mask at positions [n, m] of some examples: [n, 1, m, keys]."""
         if mask is None:
             return None
-        of_head = mask[:, head if mask.shape[1] > 1 else 0].expand(len(where), length, -1)
-        index = where[..., None].expand(-1, -1, of_head.shape[-1])
-        return of_head.gather(1, index)[:, None]
-
-    def _turn(self, x: Tensor, seen: int, place: Tensor | None = None) -> Tensor:
-        """Rotary positions, of all tokens or of those at `place` [rows, positions]."""
-        if not self.rotary:
-            return x
-        length = x.shape[2] if place is None else int(place.max()) + 1
-        cos, sin = rotary_angles(length, self.head_dim, seen, like=x)
-        if place is None:
-            return rotate(x, (cos, sin))
-        return rotate(x, (cos[place][:, None], sin[place][:, None]))
+        of_head = mask[:, head if mask.shape[1] > 1 else 0]
+        of_head = of_head.expand(len(examples), -1, -1) if len(mask) == 1 else of_head[examples]
+        rows = of_head.expand(-1, max(of_head.shape[1], int(where.max()) + 1), -1)
+        return rows.gather(1, where[..., None].expand(-1, -1, rows.shape[-1]))[:, None]
 
     @staticmethod
     def _check_lengths(query: Tensor, key: Tensor, causal: bool) -> None:
