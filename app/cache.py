@@ -323,11 +323,9 @@ def takers(run: Run) -> list[Run]:
     """Return the runs with a metric that take the same kind of input."""
     from damcha.gallery import has_metric
 
-    text = run.task == "language_modelling"
+    text = run.config.is_text
     return [
-        other
-        for other in runs()[0].values()
-        if (other.task == "language_modelling") == text and has_metric(other)
+        other for other in runs()[0].values() if other.config.is_text == text and has_metric(other)
     ]
 
 

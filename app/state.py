@@ -71,6 +71,8 @@ class Session:
     text_input: Kind = "sample"
     sample: str = ""
     text: str = ""
+    target: str = ""
+    """What a source that was typed is to become; "" where the model may write it."""
     upload: Given | None = None
     photo: Given | None = None
     document: Given | None = None
@@ -323,6 +325,7 @@ def from_url(query: Mapping[str, str]) -> Session:
                 wrong.append(name)
     if query.get("text", "").strip():
         s.text, s.text_input = query["text"][:MAX_URL_TEXT], "text"
+        s.target = query.get("target", "")[:MAX_URL_TEXT]
     s.invert = query.get("invert") == "1"
     if wrong:
         s.notices.append(
@@ -336,10 +339,12 @@ def write_url(subject: Subject | None) -> None:
     s = session()
     query: dict[str, str] = {"run": s.run, "epoch": str(s.epoch)}
     if subject is not None:
-        is_text = subject.run.task == "language_modelling"
+        is_text = subject.run.config.is_text
         kind = s.text_input if is_text else s.image_input
         if is_text and kind == "text":
             query["text"] = s.text[:MAX_URL_TEXT]
+            if s.target and subject.run.task == "sequence_to_sequence":
+                query["target"] = s.target[:MAX_URL_TEXT]
         elif kind == "sample" and s.sample:
             query["sample"] = s.sample
         if s.invert and not is_text:

@@ -32,6 +32,7 @@ TASKS = {
     "image_autoregression": "predicts each patch of a picture from the earlier ones",
     "image_reconstruction": "fills in hidden rows of patches",
     "language_modelling": "predicts each byte of a text from the earlier ones",
+    "sequence_to_sequence": "reads a source text and writes its target",
     "image_classification": "names the class of a picture",
 }
 INPUTS: dict[bool, tuple[state.Kind, ...]] = {
@@ -166,7 +167,7 @@ def pick_device() -> str:
 def pick_input(run: Run) -> Given | None:
     """Draw the picker of inputs; return the chosen one, or None while there is none yet."""
     s = state.session()
-    is_text = run.task == "language_modelling"
+    is_text = run.config.is_text
     kinds = [kind for kind in INPUTS[is_text] if kind != "sample" or run.samples]
     field = "text_input" if is_text else "image_input"
     st.segmented_control(
@@ -180,7 +181,7 @@ def pick_input(run: Run) -> Given | None:
     if kind == "sample":
         return _pick_sample(run, is_text)
     if kind == "text":
-        return _write()
+        return _write(run.task == "sequence_to_sequence")
     if kind == "camera":
         _take(st.camera_input("Take a picture", key="camera"), "camera", "photo")
         given = s.photo
@@ -244,19 +245,35 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
     return cache.sample(*at(paths[s.sample]))
 
 
-def _write() -> Given | None:
+def _write(pairs: bool) -> Given | None:
     s = state.session()
     st.text_area(
-        "Text",
+        "Source" if pairs else "Text",
         key=state.bind("text"),
         height=120,
         placeholder="Type or paste a sentence",
-        help="Read as UTF-8 bytes; press Ctrl+Enter or ⌘+Enter, or click elsewhere.",
+        help="Read as UTF-8; press Ctrl+Enter or ⌘+Enter, or click elsewhere.",
     )
+    if pairs:
+        st.text_input(
+            "Target",
+            key=state.bind("target"),
+            placeholder="Left to the model",
+            help="What the source should become: losses and contributions are of it. Where there "
+            "is none, what the run's last snapshot writes stands for it.",
+        )
     if not s.text:
         st.caption("Nothing yet: the last result stays.")
         return None
-    return Given.of("text", "text", s.text.encode("utf-8", "surrogatepass"))
+    text = f"{s.text}\t{s.target}" if pairs and s.target else s.text
+    return Given.of("text", "text", text.encode("utf-8", "surrogatepass"))
+
+
+def continued(run: Run) -> str:
+    """Say what the text is that a model of texts wrote by itself."""
+    if run.task == "sequence_to_sequence":
+        return "The target that the model writes"
+    return "The likeliest bytes from here on, one after the other"
 
 
 def _readable(name: str) -> str:
@@ -478,10 +495,11 @@ def seen(subject: Subject) -> None:
 def served(subject: Subject) -> tuple[str, ...]:
     """Name the queries of each position: patches by their place, bytes by their number."""
     found = subject.inspection
-    if subject.run.task != "language_modelling" or not found.stride:
+    if not subject.run.config.is_text or not found.stride:
         return found.position_labels
     n, stride = len(found.tokens), found.stride
-    return tuple(f"bytes {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
+    word = "bytes" if subject.run.task == "language_modelling" else "symbols"
+    return tuple(f"{word} {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
 
 
 def with_grid(pixels: np.ndarray, patch: int, side: int = 224) -> np.ndarray:

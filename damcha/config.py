@@ -23,17 +23,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from damcha.errors import ConfigError
 
 Task = Literal[
-    "image_autoregression", "image_reconstruction", "language_modelling", "image_classification"
-]
+    "image_autoregression", "image_reconstruction", "image_classification",
+    "language_modelling", "sequence_to_sequence",
+]  # fmt: skip
 TASKS: tuple[str, ...] = get_args(Task)
+TEXT_TASKS: tuple[Task, ...] = ("language_modelling", "sequence_to_sequence")
 DatasetName = Literal[
     "fashion_mnist", "cifar10", "cifar100", "objects10", "imagenet", "image_folder",
     "text", "mix", "enwik8", "text8", "wmt14", "en_de", "common_gen", "concepts",
 ]  # fmt: skip
 PAIRS: tuple[DatasetName, ...] = ("wmt14", "en_de", "common_gen", "concepts")
-"""Sets of a source and a target text; to a language model they are one text."""
+"""Sets of a source and a target text; to a language model (``language_modelling``) each pair is a
+line of one text, ``sequence_to_sequence`` reads the source and writes the target."""
 TEXTS: tuple[DatasetName, ...] = ("text", "mix", "enwik8", "text8", *PAIRS)
 
+MAX_SYMBOLS = 65_536
+"""The most symbols that a tokenizer may have."""
 MAX_PARAMETERS = 2_000_000_000
 """The largest number of weights a configuration may ask for (8 GB in float32)."""
 
@@ -248,7 +253,10 @@ class DataConfig(_Config):
     channels: Literal[1, 3] = 1
     patch_size: Annotated[int, Field(ge=1, le=1024)] = 4
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 128
-    """Bytes a text example has; images have one token a patch."""
+    """Bytes (symbols, for pairs) a text example has; images have one token a patch."""
+    vocabulary: Annotated[int, Field(ge=256, le=MAX_SYMBOLS)] = 256
+    """Symbols that spell the texts of pairs: 256 are bytes, more are subwords learnt from the
+    training part."""
     n_classes: Annotated[int, Field(ge=2, le=100_000)] = 10
     class_names: Annotated[
         tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=100_000)
@@ -316,15 +324,25 @@ class RunConfig(_Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        autoregressive = self.task in ("image_autoregression", "language_modelling")
+        autoregressive = self.is_text or self.task == "image_autoregression"
         if autoregressive and not self.model.causal:
             raise ValueError(
                 f"causal: task='{self.task}' predicts the next token from the past, so "
                 "causal=false would let it read the answer; use causal=true"
             )
-        if (self.task == "language_modelling") != (self.data.dataset in TEXTS):
+        fitting = PAIRS if self.task == "sequence_to_sequence" else TEXTS
+        if self.is_text != (self.data.dataset in fitting):
             raise ValueError(
                 f"dataset: task='{self.task}' cannot be trained on dataset='{self.data.dataset}'"
+            )
+        if self.task == "sequence_to_sequence" and self.data.seq_len < 4:
+            raise ValueError(
+                f"seq_len: a pair needs room for 4 symbols or more, not {self.data.seq_len}"
+            )
+        if self.task != "sequence_to_sequence" and self.data.vocabulary != 256:
+            raise ValueError(
+                f"vocabulary: task='{self.task}' has no tokenizer, so it must stay 256, not "
+                f"{self.data.vocabulary}"
             )
         check_size(
             self.parameter_bound(), "patch_size", "lower patch_size, n_classes, seq_len or d_model"
@@ -334,8 +352,8 @@ class RunConfig(_Config):
     def parameter_bound(self) -> int:
         """A close count of all weights: the stack, its embedding, positions and head."""
         d, data, task = self.model.d_model, self.data, self.task
-        if task == "language_modelling":
-            ends = (257 + 256) * d
+        if self.is_text:
+            ends = 2 * (data.vocabulary + 3) * d
         elif task == "image_classification":
             ends = (data.patch_dim + data.n_classes) * d
         else:
@@ -344,9 +362,14 @@ class RunConfig(_Config):
         return self.model.parameter_bound() + ends + positions
 
     @property
+    def is_text(self) -> bool:
+        """Whether the inputs are texts; otherwise they are pictures."""
+        return self.task in TEXT_TASKS
+
+    @property
     def seq_len(self) -> int:
         """Tokens that the stack sees."""
-        return self.data.seq_len if self.task == "language_modelling" else self.data.n_patches
+        return self.data.seq_len if self.is_text else self.data.n_patches
 
     def to_json(self) -> str:
         """Return the configuration as indented JSON, every field written out."""

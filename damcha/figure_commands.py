@@ -155,7 +155,7 @@ def _source(given: dict[str, Any], prefix: str = "") -> tuple[Any, dict[str, Any
 def _prepared(run: Any, source: Any, how: dict[str, Any]) -> Any:
     if source is None:
         raise InputError("give the input as --input FILE, or as --text TEXT")
-    if isinstance(source, str) and run.task != "language_modelling":
+    if isinstance(source, str) and not run.config.is_text:
         raise InputError(f"--text: run '{run.name}' takes pictures; give one as --input FILE")
     example = run.prepare(source, **how)
     for note in example.notes:

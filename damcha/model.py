@@ -1,24 +1,27 @@
-"""The transformer stack and the four models that are trained with it.
+"""The transformer stack and the models that are trained with it.
 
 TaskModel
 ├── ImageAutoregressor    predicts each patch from the patches before it (MSE)
 ├── ImageReconstructor    fills in hidden rows of patches (MSE), as the authors train
 ├── ByteLM                predicts each byte from the bytes before it (cross-entropy)
+│   └── PairLM            … and each symbol of a target from its source and those before
 └── ImageClassifier       a ViT with mean pooling (cross-entropy)
 
-Images are float [B, C, H, W] in [-1, 1]; text is int64 bytes [B, L]; a model moves its inputs to
-its own device. A patch is a vector in
-(row, column, channel) order, patches go row by row from the top left.
+Images are float [B, C, H, W] in [-1, 1]; text is int64 symbols [B, L]; a model moves its inputs to
+its own device. A patch is a vector in (row, column, channel) order, patches go row by row from the
+top left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from damcha.attention import (
@@ -35,6 +38,7 @@ from damcha.attention.metric import ContextState
 from damcha.attention.positions import Positions
 from damcha.config import ModelConfig, RunConfig, check_size
 from damcha.errors import ConfigError, InputError
+from damcha.symbols import Bytes, Marks, Tokenizer
 
 
 @dataclass(eq=False)
@@ -43,6 +47,12 @@ class StackCache:
 
     layers: list[Cache]
     context: ContextState = field(default_factory=ContextState)
+
+    def select(self, rows: Int[Tensor, " new"]) -> None:
+        """Go on with these examples of the batch, in this order, some more than once."""
+        for layer in self.layers:
+            layer.select(rows)
+        self.context.select(rows)
 
 
 def mechanism(config: ModelConfig) -> tuple[type[Attention], dict[str, Any]]:
@@ -355,18 +365,21 @@ class ByteLM(TaskModel):
 
     START = 256
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, n_symbols: int = 256, start: int = START) -> None:
         super().__init__(config)
-        self.embed = nn.Embedding(257, config.model.d_model)
-        self.head = nn.Linear(config.model.d_model, 256)
+        self.n_symbols, self.start = n_symbols, start
+        self.tokenizer: Tokenizer | None = Bytes()
+        """What the symbols spell; None where nobody has said yet."""
+        self.embed = nn.Embedding(max(n_symbols, start + 1), config.model.d_model)
+        self.head = nn.Linear(config.model.d_model, n_symbols)
 
-    def forward(self, inputs: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length 256"]:
-        """Logits of every byte given the bytes before it.
+    def forward(self, inputs: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length symbols"]:
+        """Logits of every symbol given the symbols before it.
 
         Raises
         ------
         InputError
-            If the text is empty, longer than `seq_len`, or not bytes.
+            If the text is empty, longer than `seq_len`, or not of this model's symbols.
         """
         limit = self.config.seq_len
         if inputs.dim() != 2 or not 1 <= inputs.shape[1] <= limit:
@@ -374,35 +387,36 @@ class ByteLM(TaskModel):
                 f"text has shape {tuple(inputs.shape)}; this model takes (batch, 1 to {limit})"
             )
         if inputs.dtype != torch.int64:
-            raise InputError(f"text must be int64 bytes, not {inputs.dtype}; use .long()")
-        if bool(((inputs < 0) | (inputs > 255)).any()):
+            raise InputError(f"text must be int64 symbols, not {inputs.dtype}; use .long()")
+        if bool(((inputs < 0) | (inputs >= self.n_symbols)).any()):
             raise InputError(
                 f"text holds numbers from {int(inputs.min())} to {int(inputs.max())}; "
-                "bytes are 0 to 255"
+                f"symbols are 0 to {self.n_symbols - 1}"
             )
         inputs = inputs.to(self.embed.weight.device)
-        start = inputs.new_full((inputs.shape[0], 1), self.START)
-        x = self.embed(torch.cat((start, inputs[:, :-1]), dim=1))
+        x = self.embed(torch.cat((self._first(inputs), inputs[:, :-1]), dim=1))
         return self.head(self.stack(self.positions(x)))
 
-    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Mean negative log-likelihood of a byte, in nats."""
-        loss = F.cross_entropy(self(inputs).transpose(1, 2), inputs, reduction="none")
-        return {"loss": loss.mean(1)}
+    def counted(self, inputs: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
+        """Which symbols the loss counts."""
+        return torch.ones_like(inputs, dtype=torch.bool)
 
-    def next_logits(self, prompt: Int[Tensor, "batch k"]) -> Float[Tensor, "batch 256"]:
-        """Logits of the byte that follows a prompt of k ≥ 0 bytes.
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Mean negative log-likelihood of a counted symbol, in nats."""
+        loss = F.cross_entropy(self(inputs).transpose(1, 2), inputs, reduction="none")
+        counted = self.counted(inputs)
+        return {"loss": (loss * counted).sum(1) / counted.sum(1).clamp(min=1)}
+
+    def next_logits(self, prompt: Int[Tensor, "batch k"]) -> Float[Tensor, "batch symbols"]:
+        """Logits of the symbol that follows a prompt of k ≥ 0 symbols.
 
         Raises
         ------
         InputError
-            If the prompt leaves no place for another byte.
+            If the prompt leaves no place for another symbol.
         """
-        known, limit = prompt.shape[1], self.config.seq_len
-        if known >= limit:
-            raise InputError(f"{known} bytes and 1 more exceed this model's {limit} bytes")
-        start = prompt.new_full((prompt.shape[0], 1), self.START)
-        x = self.positions(self.embed(torch.cat((start, prompt), dim=1)))
+        self._check_room(prompt, 1)
+        x = self.positions(self.embed(torch.cat((self._first(prompt), prompt), dim=1)))
         return self.head(self.stack(x)[:, -1])
 
     @torch.no_grad()
@@ -413,14 +427,10 @@ class ByteLM(TaskModel):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch total"]:
-        """Continue k ≥ 0 bytes by n bytes: the likeliest each, or sampled at a temperature > 0."""
-        limit = self.config.seq_len
-        if n < 0 or prompt.shape[1] + n > limit:
-            raise InputError(
-                f"{prompt.shape[1]} bytes and {n} more exceed this model's {limit} bytes"
-            )
+        """Continue k ≥ 0 symbols by n more: the likeliest each, or sampled at a temperature > 0."""
+        self._check_room(prompt, n)
         cache, text, offset = self.stack.new_cache(), prompt, 0
-        x = torch.cat((prompt.new_full((prompt.shape[0], 1), self.START), prompt), dim=1)
+        x = torch.cat((self._first(prompt), prompt), dim=1)
         for _ in range(n):
             y = self.stack(self.positions(self.embed(x), offset), cache=cache)
             offset += x.shape[1]
@@ -433,11 +443,125 @@ class ByteLM(TaskModel):
             text = torch.cat((text, x), dim=1)
         return text
 
+    def prompt_length(self, inputs: Int[Tensor, "batch length"]) -> int:
+        """How many symbols stand before what the model writes by itself."""
+        return inputs.shape[1]
+
+    def spelled(self, symbols: Iterable[int]) -> str:
+        """What symbols spell, up to an end; marks are left out.
+
+        Raises
+        ------
+        ConfigError
+            If they are subwords and the tokenizer is not there.
+        """
+        if self.tokenizer is None:
+            raise ConfigError("tokenizer: this model's symbols are subwords; load it with its run")
+        return self.tokenizer.decode(symbols)
+
+    def _first(self, like: Tensor) -> Tensor:
+        return like.new_full((like.shape[0], 1), self.start)
+
+    def _check_room(self, prompt: Tensor, n: int) -> None:
+        limit = self.config.seq_len
+        if n < 0 or prompt.shape[1] + n > limit:
+            raise InputError(
+                f"{prompt.shape[1]} symbols and {n} more exceed this model's {limit} symbols"
+            )
+
+
+class PairLM(ByteLM):
+    """Reads a source and writes its target: source, SEPARATOR, target, END, PAD … in one row.
+
+    A language model of such rows (:class:`Marks`; PAD also stands before the first symbol), whose
+    loss counts the target and its END alone. Pads come last, where a causal stack sees them not.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.marks = Marks(config.data.vocabulary)
+        super().__init__(config, self.marks.n_symbols, self.marks.pad)
+        if config.data.vocabulary != Bytes.size:
+            self.tokenizer = None
+
+    def counted(self, inputs: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
+        """True at the target and its END."""
+        separator = inputs == self.marks.separator
+        written = separator.cumsum(1) > 0
+        return written & ~separator & (inputs != self.marks.pad)
+
+    def prompt_length(self, inputs: Int[Tensor, "batch length"]) -> int:
+        """Symbols of the first example's source and its SEPARATOR; all where there is none."""
+        found = (inputs[0] == self.marks.separator).nonzero()
+        return int(found[0, 0]) + 1 if len(found) else inputs.shape[1]
+
+    def spelled(self, symbols: Iterable[int]) -> str:
+        """What symbols spell, up to an END; marks are left out."""
+        return super().spelled(takewhile(lambda symbol: symbol != self.marks.end, symbols))
+
+    @torch.no_grad()
+    def answer(
+        self,
+        prompt: Int[Tensor, "batch k"],
+        n: int | None = None,
+        beams: int = 1,
+        length_penalty: float = 0.6,
+    ) -> Int[Tensor, "batch total"]:
+        """Write the targets of sources of one length, SEPARATOR included: greedily, or by beam.
+
+        Each example ends by itself. A beam keeps the `beams` likeliest beginnings, ended ones
+        among them, and returns the one with the highest log-probability over lengthᵖ, p the
+        `length_penalty` (as in Wu et al. 2016 without its offset).
+
+        Returns
+        -------
+        [B, k + m]
+            m ≤ n new symbols (by default until the row is full): target, END, PAD …; no END
+            where there was no room for it.
+
+        Raises
+        ------
+        InputError
+            If n symbols do not fit, or `beams` is not 1 to 64.
+        """
+        known, marks = prompt.shape[1], self.marks
+        n = self.config.seq_len - known if n is None else n
+        self._check_room(prompt, n)
+        if not 1 <= beams <= 64:
+            raise InputError(f"beams: {beams}; use 1 (greedy) to 64")
+        cache, text, offset, batch = self.stack.new_cache(), prompt, 0, len(prompt)
+        x = torch.cat((self._first(prompt), prompt), dim=1)
+        scores = torch.zeros(batch, 1, dtype=torch.float64, device=prompt.device)
+        ended = torch.zeros(batch, 1, dtype=torch.bool, device=prompt.device)
+        for _ in range(n):
+            y = self.stack(self.positions(self.embed(x), offset), cache=cache)
+            offset += x.shape[1]
+            log_p = self.head(y[:, -1]).to(scores).log_softmax(-1).unflatten(0, (batch, -1))
+            log_p[..., [marks.separator, marks.pad]] = float("-inf")  # a target has no such marks
+            after_end = torch.full_like(log_p, float("-inf"))
+            after_end[..., marks.pad] = 0
+            log_p = torch.where(ended[..., None], after_end, log_p)
+            scores, best = (scores[..., None] + log_p).flatten(1).topk(beams)
+            origin, symbol = best // self.n_symbols, best % self.n_symbols
+            x = symbol.reshape(-1, 1)
+            if beams > 1:
+                first = torch.arange(batch, device=origin.device)[:, None] * ended.shape[1]
+                rows = (first + origin).flatten()
+                text = text[rows]
+                cache.select(rows)
+            text = torch.cat((text, x), dim=1)
+            ended = ended.gather(1, origin) | (symbol == marks.end)
+            if ended.all():
+                break
+        lengths = (text[:, known:] != marks.pad).sum(1).clamp(min=1).view(batch, -1)
+        best = (scores / lengths**length_penalty).argmax(1)
+        return text.view(batch, lengths.shape[1], -1)[torch.arange(batch), best]
+
 
 MODELS: dict[str, type[TaskModel]] = {
     "image_autoregression": ImageAutoregressor,
     "image_reconstruction": ImageReconstructor,
     "language_modelling": ByteLM,
+    "sequence_to_sequence": PairLM,
     "image_classification": ImageClassifier,
 }
 

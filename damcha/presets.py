@@ -50,6 +50,14 @@ def _text() -> RunConfig:
     )
 
 
+def _pairs(name: str, dataset: str, vocabulary: int, seq_len: int) -> RunConfig:
+    """Reads a source and writes its target, in subwords."""
+    return _text().override(
+        {"name": name, "task": "sequence_to_sequence", "dataset": dataset}
+        | {"vocabulary": vocabulary, "seq_len": seq_len, "batch_size": 32}
+    )
+
+
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -106,6 +114,10 @@ PRESETS: dict[str, RunConfig] = {
         name: _text().override({"name": name, "dataset": name.replace("-", "_")})
         for name in ("mix", "enwik8", "text8", "wmt14", "en-de", "common-gen", "concepts")
     },
+    "translate-wmt14": _pairs("translate-wmt14", "wmt14", 32000, 128),
+    "translate": _pairs("translate", "en_de", 2048, 96),
+    "write-common-gen": _pairs("write-common-gen", "common_gen", 8192, 64),
+    "write": _pairs("write", "concepts", 2048, 48),
 }
 
 STATIC = {"generator": "static", "context_stride": "1"}
@@ -123,6 +135,11 @@ SHIPPED: dict[str, tuple[str, dict[str, str]]] = {
     "objects-damcha": ("objects", {}),
     "objects-static": ("objects", STATIC),
     "fashion-classifier": ("fashion-classifier", {}),
+    **{
+        f"{task}-{attention}": (task, {"attention": attention, "snapshots": "0,12,49"})
+        for task in ("translate", "write")
+        for attention in ("damcha", "mha")
+    },
 }
 """Name of a shipped run → its preset and settings."""
 

@@ -36,10 +36,13 @@ from damcha.checkpoint.resume import load_resume, save_resume
 from damcha.checkpoint.run import MAX_METRICS_BYTES, pick_device
 from damcha.checkpoint.weights import load_strictly, read_weights, write_weights
 from damcha.config import RunConfig, TrainConfig
-from damcha.data.datasets import ImageData, TextData, load_dataset
-from damcha.data.evaluation import image_tensor, spread, windows
+from damcha.data.datasets import ImageData, TextData
+from damcha.data.evaluation import Examples, batch_of, load_examples, spread
+from damcha.data.pairs import PairExamples, load_pairs
+from damcha.data.subwords import Subwords, read_subwords, train_subwords
 from damcha.errors import CheckpointError, ConfigError
 from damcha.model import TaskModel, build_model
+from damcha.symbols import TOKENIZER, Bytes, Tokenizer
 from damcha.tap import tap
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -74,29 +77,27 @@ def _shuffle(n: int, seed: int, k: int) -> NDArray[np.int64]:
 
 
 def _batch(
-    data: ImageData | TextData, config: RunConfig, step: int, rank: int, world: int
+    data: Examples, config: RunConfig, step: int, rank: int, world: int
 ) -> tuple[Tensor, Tensor]:
     """One process's share of the global batch of a step: inputs and targets (labels)."""
-    size, seed = config.train.batch_size, config.train.seed
+    size, seed, length = config.train.batch_size, config.train.seed, config.data.seq_len
     if isinstance(data, TextData):
-        length = config.data.seq_len
         rng = np.random.default_rng([seed, step])
-        starts = rng.integers(0, len(data.bytes) - length + 1, size)[rank::world]
-        return windows(data, starts, length)
-    index = _order(len(data.labels), seed, step * size, size)[rank::world]
-    return image_tensor(data.images[index]), torch.from_numpy(data.labels[index])
+        places = rng.integers(0, len(data.bytes) - length + 1, size)
+    else:
+        count = len(data) if isinstance(data, PairExamples) else len(data.labels)
+        places = _order(count, seed, step * size, size)
+    return batch_of(data, places[rank::world], length)
 
 
-def held_out(data: ImageData | TextData, config: RunConfig, count: int) -> tuple[Tensor, Tensor]:
+def held_out(data: Examples, config: RunConfig, count: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of `count` examples spread evenly over a held-out part, always the same."""
-    places = spread(data, config.data.seq_len, count)
-    if isinstance(data, TextData):
-        return windows(data, places, config.data.seq_len)
-    return image_tensor(data.images[places]), torch.from_numpy(data.labels[places])
+    length = config.data.seq_len
+    return batch_of(data, spread(data, length, count), length)
 
 
-def _check_classes(data: ImageData | TextData, config: RunConfig) -> None:
-    if isinstance(data, TextData) or config.task != "image_classification":
+def _check_classes(data: Examples, config: RunConfig) -> None:
+    if not isinstance(data, ImageData) or config.task != "image_classification":
         return
     wanted, names = config.data, data.class_names
     if len(names) > wanted.n_classes:
@@ -108,6 +109,26 @@ def _check_classes(data: ImageData | TextData, config: RunConfig) -> None:
         raise ConfigError(
             f"class_names: they are not those of the data, {shown}; give these, or none"
         )
+
+
+def _tokenizer(config: RunConfig, data_root: Path, folder: Path) -> Tokenizer | None:
+    """What spells a run on pairs: bytes, or subwords learnt once from all of its training texts."""
+    size = config.data.vocabulary
+    if config.task != "sequence_to_sequence":
+        return None
+    if size == Bytes.size:
+        return Bytes()
+    if (folder / TOKENIZER).exists():
+        return read_subwords(folder / TOKENIZER)
+    pairs = load_pairs(config.data, data_root, "train")
+    sides = (pairs.sources, pairs.targets)
+    found = train_subwords((side[k] for side in sides for k in range(len(side))), size)
+    if found.size != size:
+        raise ConfigError(
+            f"vocabulary: the training texts give {found.size} symbols, not {size}; use "
+            f"vocabulary={found.size}"
+        )
+    return found
 
 
 # -------------------------------------------------------------------- optimisation
@@ -232,8 +253,9 @@ def train(
         raise ConfigError(
             f"batch_size: {settings.batch_size} examples do not divide over {world} processes"
         )
-    train_data = load_dataset(config.data, Path(data_root), "train")
-    valid_data = load_dataset(config.data, Path(data_root), "valid")
+    tokenizer = _tokenizer(config, Path(data_root), folder)
+    train_data = load_examples(config.data, data_root, "train", tokenizer)
+    valid_data = load_examples(config.data, data_root, "valid", tokenizer)
     _check_classes(train_data, config)
     _check_classes(valid_data, config)
     valid = held_out(valid_data, config, settings.validation_examples)
@@ -241,6 +263,8 @@ def train(
     main = accelerator.is_main_process
     if main:
         _claim(folder, config)
+        if isinstance(tokenizer, Subwords) and not (folder / TOKENIZER).exists():
+            atomic_write(folder / TOKENIZER, tokenizer.to_json())
     accelerator.wait_for_everyone()
     records = _read_records(folder)
     state = load_resume(folder)
@@ -399,8 +423,8 @@ def _finish(
     config: RunConfig,
     records: list[dict[str, Any]],
     valid: tuple[Tensor, Tensor],
-    train_data: ImageData | TextData,
-    valid_data: ImageData | TextData,
+    train_data: Examples,
+    valid_data: Examples,
     command: str,
     where: str,
 ) -> None:

@@ -54,10 +54,10 @@ def task_config():
     """``task_config(task, **settings)``: a tiny configuration of that task."""
 
     def make(task="image_autoregression", **settings):
-        text = task == "language_modelling"
         base = {"name": "tiny", "task": task}
+        text = {"language_modelling": "text", "sequence_to_sequence": "concepts"}.get(task)
         if text:
-            base["data"] = {"dataset": "text", "seq_len": 10}
+            base["data"] = {"dataset": text, "seq_len": 10}
         return RunConfig.model_validate(base).override({**TINY, **settings})
 
     return make
@@ -113,6 +113,8 @@ def tiny_runs(tmp_path_factory, task_config):
         if task == "language_modelling":
             (run / "samples" / "first.txt").write_text("To be,\nor")
             (run / "samples" / "second.txt").write_text("naïve")
+        elif task == "sequence_to_sequence":
+            (run / "samples" / "pair.txt").write_text("ab\tcd\n")
         else:
             for sample in ("bag", "boot"):
                 pixels = rng.integers(0, 256, (12, 12), np.uint8)
@@ -127,6 +129,7 @@ def tiny_runs(tmp_path_factory, task_config):
     for other in ("moa", "dcmha", "iha"):
         make(other, attention=other)
     make("text", "language_modelling")
+    make("pairs", "sequence_to_sequence")
     make("unshared", sharing="none", epochs=(3,))
     make("bilinear", aggregation="bilinear", epochs=(3,))
     make("classes", "image_classification", causal=False, context="full", context_stride=1,

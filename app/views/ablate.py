@@ -86,7 +86,7 @@ def answers(subject: Subject, names: tuple[str, ...]) -> None:
     figure = ablation.answers(subject, ",".join(names), result)
     widgets.show(figure, "ablation", 1200)
     if result.continuations:
-        st.caption("The likeliest bytes from here on")
+        st.caption(widgets.continued(subject.run))
         for title, text in zip(result.names, result.continuations, strict=True):
             left, right = st.columns([1, 3])
             left.caption(widgets.plain(title))

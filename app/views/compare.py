@@ -107,7 +107,7 @@ def second(subject: Subject) -> Subject | None:
     with columns[1]:
         key = state.bind("compare_epoch", run.epochs, run.epochs[-1])
         st.selectbox("B: epoch", run.epochs, key=key)
-    is_text = run.task == "language_modelling"
+    is_text = run.config.is_text
     kinds = ["same", *["sample"] * bool(run.samples), "text" if is_text else "upload"]
     with columns[2]:
         key = state.bind("compare_kind", kinds, kinds[1])

@@ -22,6 +22,7 @@ FITS = {
     "image_autoregression": ("loss", "patch"),
     "image_reconstruction": ("loss", "patch"),
     "language_modelling": ("loss", "token"),
+    "sequence_to_sequence": ("loss", "token"),
     "image_classification": ("loss", "class"),
 }
 WORDS = {

@@ -142,7 +142,7 @@ def answer(subject: Subject) -> None:
         given = subject.inspection.answer
         if isinstance(given, TextAnswer):
             widgets.show(gallery.surprise(subject), "surprise", 400)
-            st.caption("The likeliest bytes from here on, one after the other")
+            st.caption(widgets.continued(subject.run))
             st.code(given.continuation or " ", language=None, wrap_lines=True)
         widgets.show(gallery.answer(subject), "answer", 400)
 

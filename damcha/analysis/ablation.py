@@ -241,6 +241,7 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
     if isinstance(model, ByteLM):
         log_p = output.double().log_softmax(-1)
         nats = -log_p.gather(-1, many[..., None])[..., 0]
+        nats = nats.masked_fill(~model.counted(many), float("nan"))
         return Ablation(
             names,
             losses,
@@ -254,16 +255,17 @@ def ablate(model: TaskModel, example: Example, edits: Mapping[str, Edit]) -> Abl
 
 
 def _continuations(model: ByteLM, inputs: Tensor, edits: Sequence[Edit]) -> tuple[str, ...]:
-    """The likeliest next bytes under each edit.
+    """The likeliest next symbols under each edit, or the target that the model itself writes.
 
     Without the cache, with which an edit would see the newest position alone, as if it were the
     first: it could not tell which position of a mean or of another's metric belongs there.
     """
-    text = inputs.expand(len(edits), -1)
+    known = model.prompt_length(inputs)
+    text = inputs[:, :known].expand(len(edits), -1)
     with tap(model, _each(edits)):
-        for _ in range(min(CONTINUATION, model.config.seq_len - inputs.shape[1])):
+        for _ in range(min(CONTINUATION, model.config.seq_len - known)):
             text = torch.cat((text, model.next_logits(text).argmax(-1, keepdim=True)), 1)
-    return tuple(bytes(row.tolist()).decode(errors="replace") for row in text[:, inputs.shape[1] :])
+    return tuple(model.spelled(row.tolist()) for row in text[:, known:])
 
 
 @torch.no_grad()

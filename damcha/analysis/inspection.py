@@ -21,13 +21,14 @@ from damcha.model import (
     ImageAutoregressor,
     ImageClassifier,
     ImageReconstructor,
+    PairLM,
     TaskModel,
     unpatchify,
 )
 from damcha.tap import tap
 
 CONTINUATION = 48
-"""Bytes by which a text is continued."""
+"""Symbols by which a text is continued."""
 
 Array = NDArray[np.floating]
 
@@ -54,16 +55,19 @@ class TextAnswer:
     """What a language model made of a text."""
 
     nats: Float[np.ndarray, " length"]
-    """Surprise at each byte, -log p(byte | earlier bytes)."""
-    next_byte: Float[np.ndarray, 256]
-    """Distribution of the byte after the text; of its last byte, where it fills the model."""
+    """Surprise at each symbol, -log p(symbol | earlier ones); NaN at what the loss does not count,
+    such as the source of a pair."""
+    next_symbol: Float[np.ndarray, " symbols"]
+    """Distribution of the symbol after the text (of its last, where it fills the model); of the
+    first of a pair's target."""
     continuation: str
-    """The likeliest next bytes, one after the other; U+FFFD where they are not UTF-8."""
+    """The likeliest next symbols, one after the other, or the target that the model itself writes;
+    U+FFFD where they are not UTF-8."""
 
     @property
-    def bits_per_byte(self) -> float:
+    def bits(self) -> float:
         """Mean surprise in bits."""
-        return float(self.nats.mean() / np.log(2))
+        return float(np.nanmean(self.nats) / np.log(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,17 +174,18 @@ def _answer(model: TaskModel, inputs: Tensor, output: Tensor) -> Answer:
         return ImageAnswer(picture(model, output), picture(model, completed), _numpy(error))
     if isinstance(model, ByteLM):
         log_p = output.double().log_softmax(-1)
-        nats = -log_p.gather(-1, inputs[..., None])[0, :, 0]
-        room = min(CONTINUATION, model.config.seq_len - inputs.shape[1])
-        text = model.generate(inputs, room)[0, inputs.shape[1] :]
-        if inputs.shape[1] < model.config.seq_len:
-            next_byte = model.next_logits(inputs)
-        else:  # no room for another byte: the last one's own distribution
-            next_byte = output[:, -1]
+        nats = -log_p.gather(-1, inputs[..., None])[..., 0]
+        nats = nats.masked_fill(~model.counted(inputs), float("nan"))[0]
+        if isinstance(model, PairLM):
+            known = inputs[:, : model.prompt_length(inputs)]
+            text, following = model.answer(known)[0, known.shape[1] :], model.next_logits(known)
+        else:
+            room = min(CONTINUATION, model.config.seq_len - inputs.shape[1])
+            text = model.generate(inputs, room)[0, inputs.shape[1] :]
+            # No room for another byte: the last one's own distribution.
+            following = model.next_logits(inputs) if room else output[:, -1]
         return TextAnswer(
-            _numpy(nats),
-            _numpy(next_byte.double().softmax(-1)[0]),
-            bytes(text.tolist()).decode(errors="replace"),
+            _numpy(nats), _numpy(following.double().softmax(-1)[0]), model.spelled(text.tolist())
         )
     assert isinstance(model, ImageClassifier)
     data = model.config.data

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from damcha.attention.implied import Implied
@@ -75,7 +75,8 @@ class Cache:
     of_keys: Tensor | None = None
     padding: Tensor | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    """State of the mechanism itself, e.g. the running context of a DAMCHA generator."""
+    """State of the mechanism itself, e.g. the running context of a DAMCHA generator; each has a
+    method `select` like the cache's."""
 
     @property
     def length(self) -> int:
@@ -98,6 +99,15 @@ class Cache:
             of_keys = [heads.of_keys] if self.of_keys is None else [self.of_keys, heads.of_keys]
             self.of_keys = torch.cat(of_keys, dim=1)
         return replace(heads, k=self.keys, v=self.values, of_keys=self.of_keys), self.padding
+
+    def select(self, rows: Int[Tensor, " new"]) -> None:
+        """Go on with these examples of the batch, in this order, some more than once."""
+        for name in ("keys", "values", "of_keys", "padding"):
+            kept = getattr(self, name)
+            if kept is not None:
+                setattr(self, name, kept[rows])
+        for state in self.extra.values():
+            state.select(rows)
 
 
 def split_heads(x: Float[Tensor, "batch tokens d"], n_heads: int) -> Tensor:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from damcha.attention.fused import HeadQueries, RowSumLinear, head_sum
@@ -107,6 +107,25 @@ class ContextState:
     count: Tensor | None = None
     seen: int = 0
     current: Metric | None = None
+
+    def select(self, rows: Int[Tensor, " new"]) -> None:
+        """Go on with these examples of the batch, in this order, some more than once."""
+        now = self.current
+        batch = now.batch if now is not None else 1 if self.total is None else len(self.total)
+
+        def selected(x: Tensor | None) -> Tensor | None:
+            # One row may serve a whole batch: a static metric, the count of tokens without pads.
+            return x if x is None or len(x) < batch else x[rows]
+
+        self.total, self.count = selected(self.total), selected(self.count)
+        if now is not None:
+            self.current = replace(
+                now,
+                head_metrics=selected(now.head_metrics),
+                full=selected(now.full),
+                context=selected(now.context),
+                batch=len(rows),
+            )
 
 
 def pooled_context(

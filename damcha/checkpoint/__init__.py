@@ -8,6 +8,7 @@ A run is a folder. Its name is the run's name; nothing in it refers to anything 
       epoch-0000.safetensors    the weights at the end of epoch 0 …
       epoch-0049.safetensors    … and of epoch 49
       mean-metric.safetensors   the metric's mean over held-out inputs, per snapshot
+      tokenizer.json            what the subwords spell, for a run on pairs that has them
       README.md                 the model card: data, licence, command, results
       samples/                  a few inputs of the run's own domain (.png, .jpg … or .txt)
 
@@ -58,6 +59,11 @@ mean-metric.safetensors
     [metrics, positions, d, d], the metric averaged over held-out inputs. One metric where the stack
     shares it, else one a layer; one position unless the context is causal. MHA runs have no such
     file.
+
+tokenizer.json
+    ``{"format_version": 1, "merges": [[left, right], …]}``: symbols 0 to 255 are the bytes, and the
+    k-th merge makes symbol 256 + k of two earlier ones (byte-level BPE). The three symbols after
+    the last are the marks SEPARATOR, END and PAD. Only where ``vocabulary`` is above 256.
 
 Nothing in the format is a pickle, and reading a run never runs code that came with it.
 """

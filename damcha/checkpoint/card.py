@@ -12,7 +12,10 @@ from PIL import Image
 from damcha.attention import ATTENTIONS
 from damcha.checkpoint.files import atomic_write, remove_drafts
 from damcha.config import RunConfig
-from damcha.data.datasets import ImageData, TextData
+from damcha.data.datasets import TextData
+from damcha.data.evaluation import Examples
+from damcha.data.pairs import PairExamples
+from damcha.symbols import Bytes
 
 N_SAMPLES = 8
 
@@ -20,12 +23,14 @@ WHAT = {
     "image_autoregression": "predicts each patch of an image from the patches before it",
     "image_reconstruction": "fills in hidden rows of patches of an image",
     "language_modelling": "predicts each byte of a text from the bytes before it",
+    "sequence_to_sequence": "reads a source text and writes its target, symbol by symbol",
     "image_classification": "says which class an image belongs to",
 }
 UNITS = {
     "image_autoregression": "mean squared error, pixels in [-1, 1]",
     "image_reconstruction": "mean squared error over hidden patches, pixels in [-1, 1]",
     "language_modelling": "nats a byte",
+    "sequence_to_sequence": "nats a symbol of the target, its end among them",
     "image_classification": "cross-entropy, nats",
 }
 
@@ -76,6 +81,12 @@ def model_card(
     if model.residual != "standard":
         heads = f" in {model.residual_heads} slices" if model.residual == "mhar" else ""
         mechanism += f"; each sublayer reads a learned mixture of all earlier outputs{heads}"
+    symbols = ""
+    if config.task == "sequence_to_sequence":
+        symbols = f"\n- Texts: {config.data.vocabulary:,} " + (
+            "bytes as symbols." if config.data.vocabulary == Bytes.size
+            else "symbols, learnt from the training part (`tokenizer.json`)."
+        ) + f" A row has {config.data.seq_len}: source, mark, target, end."  # fmt: skip
     chosen = sorted({*settings.snapshots, 0, settings.epochs - 1} & {r["epoch"] for r in records})
     names = [k for k in last if k.startswith(("train_", "valid_"))]
     rows = "\n".join(
@@ -91,7 +102,7 @@ A transformer that {WHAT[config.task]}.
 
 - Attention: {mechanism}.
 - Size: d_model {model.d_model}, {model.n_heads} heads, {model.n_layers} layers, d_ff {model.d_ff};
-  {n_parameters:,} weights.
+  {n_parameters:,} weights.{symbols}
 - Data: {source} Licence: {licence}
 - Budget: {settings.epochs} epochs of {settings.steps_per_epoch} steps of {settings.batch_size}
   examples, seed {settings.seed}; {sum(r["seconds"] for r in records) / 60:.0f} minutes in all.
@@ -113,10 +124,19 @@ layer. One run, one seed: differences to other runs of the order of a seed's eff
 """
 
 
-def write_samples(folder: Path, config: RunConfig, data: ImageData | TextData) -> None:
-    """Write a few held-out inputs of the run's own domain, as PNG or text files."""
+def write_samples(folder: Path, config: RunConfig, data: Examples) -> None:
+    """Write a few held-out inputs of the run's own domain, as PNG or text files.
+
+    A pair is a file of its source, a tab, and its target.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     remove_drafts(folder)
+    if isinstance(data, PairExamples):
+        pairs = data.data
+        for i, k in enumerate(np.linspace(0, len(pairs) - 1, min(N_SAMPLES, len(pairs)))):
+            pair = f"{pairs.sources[int(k)]}\t{pairs.targets[int(k)]}\n"
+            atomic_write(folder / f"pair-{i}.txt", pair)
+        return
     if isinstance(data, TextData):
         length = config.data.seq_len
         for i, start in enumerate(np.linspace(0, len(data.bytes) - length, N_SAMPLES)):

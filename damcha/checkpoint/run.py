@@ -7,7 +7,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,13 +32,17 @@ from damcha.config import RunConfig
 from damcha.data import images, text
 from damcha.data.datasets import Split
 from damcha.data.evaluation import EvaluationSet, evaluation_set
+from damcha.data.pairs import one_pair, symbol_labels
 from damcha.errors import CheckpointError, ConfigError, DamchaError, InputError
-from damcha.model import TaskModel, build_model
+from damcha.model import PairLM, TaskModel, build_model
+from damcha.symbols import TOKENIZER, Bytes, Tokenizer
 
 MAX_CONFIG_BYTES = 1_000_000
 MAX_CARD_BYTES = 1_000_000
 MAX_METRICS_BYTES = 64_000_000
 MAX_INPUT_BYTES = 20_000_000
+MAX_PAIR_BYTES = 100_000
+"""Of a source and a target that somebody writes, before they become symbols."""
 
 MEANS = "mean-metric.safetensors"
 DATA = "data"
@@ -140,6 +145,8 @@ class Run:
                     check_fit(build_model(self.config), state, what)
             model = build_model(self.config)
         load_strictly(model, state, what)
+        if isinstance(model, PairLM):
+            model.tokenizer = self.tokenizer
         return model.eval().requires_grad_(False).to(target)
 
     def weights_digest(self, epoch: int | None = None) -> str:
@@ -153,6 +160,34 @@ class Run:
         path = self._snapshot(epoch)[1]
         with regular_file(path, MAX_FILE_BYTES, self.path).open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What the symbols of a run on text spell.
+
+        Raises
+        ------
+        CheckpointError
+            If they are subwords, and ``tokenizer.json`` is missing, damaged, or another's.
+        """
+        from damcha.data.subwords import (
+            read_subwords,  # its library takes time to load, and few runs need it
+        )
+
+        size = self.config.data.vocabulary
+        if size == Bytes.size:
+            return Bytes()
+        try:
+            regular_file(self.path / TOKENIZER, MAX_FILE_BYTES, self.path)
+            found = read_subwords(self.path / TOKENIZER)
+        except InputError as error:
+            raise CheckpointError(str(error)) from None
+        if found.size != size:
+            raise CheckpointError(
+                f"{TOKENIZER} has {found.size:,} symbols, not {size:,} as config.json says; put "
+                "the right file back"
+            )
+        return found
 
     @property
     def unit(self) -> str:
@@ -245,7 +280,8 @@ class Run:
                     f"run '{self.name}' has no held-out data at {DATA}/{data.dataset} beside it; "
                     "name the folder of its data"
                 )
-        return evaluation_set(data, root, n, split)
+        tokenizer = self.tokenizer if self.task == "sequence_to_sequence" else None
+        return evaluation_set(data, root, n, split, tokenizer)
 
     def prepare(
         self,
@@ -262,7 +298,8 @@ class Run:
         ----------
         source
             For a run on images: a path, the bytes of a file, a PIL image or an array. For a run on
-            text: a str is the text itself; a Path or bytes is a UTF-8 file.
+            text: a str is the text itself; a Path or bytes is a UTF-8 file. For a run on pairs it
+            is the source, or the source, a tab and its target.
         frame
             Which frame of an animation, from 0.
         background
@@ -277,7 +314,7 @@ class Run:
         InputError
             If the source cannot be used.
         """
-        if self.task == "language_modelling":
+        if self.config.is_text:
             return self._prepare_text(source, name)
         data = self.config.data
         picture = images.read_image(source, frame=frame, background=background, name=name)
@@ -309,12 +346,16 @@ class Run:
             raise InputError(
                 f"this run reads text, not a {type(source).__name__}; give a str, a Path or bytes"
             )
-        if isinstance(source, Path):
-            content, limit = _read(source), self.config.data.seq_len
-            passage = text.read_text(content, limit, name=name or source.name)
-        else:
-            passage = text.read_text(source, self.config.data.seq_len, name=name or "text")
-        inputs = torch.from_numpy(passage.tokens.astype(np.int64))[None]
+        pairs, limit = self.task == "sequence_to_sequence", self.config.data.seq_len
+        content = _read(source) if isinstance(source, Path) else source
+        called = name or (source.name if isinstance(source, Path) else "text")
+        passage = text.read_text(content, MAX_PAIR_BYTES if pairs else limit, name=called)
+        tokens = passage.tokens.astype(np.int64)
+        if pairs:
+            tokens, cut = one_pair(passage.text, self.tokenizer, limit)
+            notes = passage.notes + (f"Cut to {limit} symbols.",) * cut
+            passage = replace(passage, labels=self.labels(tokens), notes=notes)
+        inputs = torch.from_numpy(tokens)[None]
         return Example(
             inputs=inputs,
             labels=passage.labels,
@@ -325,6 +366,10 @@ class Run:
             original=passage,
             path=source if isinstance(source, Path) else None,
         )
+
+    def labels(self, symbols: npt.NDArray[np.int64]) -> tuple[str, ...]:
+        """Return one label for each symbol of a run on pairs."""
+        return symbol_labels(self.tokenizer, symbols)
 
     def _snapshot(self, epoch: int | None) -> tuple[int, Path]:
         epoch = self.epochs[-1] if epoch is None else epoch
@@ -375,7 +420,7 @@ def open_run(path: str | Path) -> Run:
     )
     if gone:
         notes.append(f"the weights of epochs {', '.join(map(str, gone[:20]))} are missing")
-    known = {"config.json", "metrics.jsonl", "README.md", "samples", "resume.pt", MEANS}
+    known = {"config.json", "metrics.jsonl", "README.md", "samples", "resume.pt", MEANS, TOKENIZER}
     known |= {file.name for file in snapshots.values()}
     return Run(
         path=path,
@@ -446,7 +491,8 @@ def pick_device(device: str = "auto") -> torch.device:
 def _expected_weights(config: RunConfig) -> int:
     """About how many weights a model has, by formula: the stack, positions and both ends."""
     d, data = config.model.d_model, config.data
-    ends = d * (config.seq_len + 2 * 257 + 3 * data.patch_dim + 2 * d + data.n_classes)
+    symbols = data.vocabulary + 3
+    ends = d * (config.seq_len + 2 * symbols + 3 * data.patch_dim + 2 * d + data.n_classes)
     return config.model.parameter_bound() + ends
 
 
@@ -512,7 +558,7 @@ def _card(path: Path, names: list[str], notes: list[str]) -> str:
 
 
 def _samples(path: Path, config: RunConfig, notes: list[str]) -> tuple[Path, ...]:
-    suffixes = SAMPLE_SUFFIXES["text" if config.task == "language_modelling" else "image"]
+    suffixes = SAMPLE_SUFFIXES["text" if config.is_text else "image"]
     try:
         entries = sorted((path / "samples").iterdir())
     except OSError:

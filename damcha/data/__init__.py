@@ -3,16 +3,16 @@
 from damcha.data.datasets import ImageData, TextData, load_dataset
 from damcha.data.folder import FolderImages
 from damcha.data.images import ImageSource, Picture, fit_image, read_image
-from damcha.data.pairs import Marks, PairBatch, PairData, load_pairs, pair_batch
+from damcha.data.pairs import PairBatch, PairData, PairExamples, load_pairs, pair_batch
 from damcha.data.text import Passage, byte_label, read_text
 
 __all__ = [
     "FolderImages",
     "ImageData",
     "ImageSource",
-    "Marks",
     "PairBatch",
     "PairData",
+    "PairExamples",
     "Passage",
     "Picture",
     "TextData",

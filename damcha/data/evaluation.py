@@ -15,7 +15,27 @@ from torch import Tensor
 
 from damcha.config import DataConfig
 from damcha.data.datasets import ImageData, Split, TextData, load_dataset
+from damcha.data.pairs import PairExamples, load_pairs
 from damcha.errors import InputError
+from damcha.symbols import Tokenizer
+
+Examples = ImageData | TextData | PairExamples
+"""One part of a data set, as a task takes it."""
+
+
+def load_examples(
+    config: DataConfig, root: str | Path, split: Split, tokenizer: Tokenizer | None = None
+) -> Examples:
+    """Open one part of a data set; with a tokenizer, as pairs of a source and a target.
+
+    Raises
+    ------
+    InputError
+        As :func:`load_dataset` and :func:`load_pairs`.
+    """
+    if tokenizer is None:
+        return load_dataset(config, root, split)
+    return PairExamples(load_pairs(config, root, split), tokenizer, config.seq_len)
 
 
 def image_tensor(images: UInt8[np.ndarray, "batch height width c"]) -> Float[Tensor, "batch c h w"]:
@@ -31,17 +51,28 @@ def windows(
     return torch.from_numpy(found), torch.zeros(len(starts), dtype=torch.long)
 
 
+def batch_of(
+    data: Examples, places: NDArray[np.int64], seq_len: int
+) -> tuple[Tensor, Int[Tensor, " batch"]]:
+    """Examples as models take them and labels (zeros for text): see :func:`spread` for places."""
+    if isinstance(data, TextData):
+        return windows(data, places, seq_len)
+    if isinstance(data, PairExamples):
+        return torch.from_numpy(data.rows(places)), torch.zeros(len(places), dtype=torch.long)
+    return image_tensor(data.images[places]), torch.from_numpy(data.labels[places])
+
+
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
     """Examples spread evenly over one part of a data set: equal arguments, equal examples."""
 
     name: str
     """What it is, e.g. "fashion_mnist, test: 512 of 10,000"."""
-    data: ImageData | TextData
+    data: Examples
     places: NDArray[np.int64]
-    """[N]: index of each picture, or where each piece of text begins."""
+    """[N]: index of each picture or pair, or where each piece of text begins."""
     seq_len: int
-    """Bytes of a piece of text."""
+    """Symbols of a piece of text."""
     digest: str
     """SHA-256 of the examples and their labels."""
     root: str = ""
@@ -53,12 +84,12 @@ class EvaluationSet:
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """Class of each example, [N]; None for text."""
-        return None if isinstance(self.data, TextData) else self.data.labels[self.places]
+        return self.data.labels[self.places] if isinstance(self.data, ImageData) else None
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; () where there are none."""
-        return () if isinstance(self.data, TextData) else self.data.class_names
+        return self.data.class_names if isinstance(self.data, ImageData) else ()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -71,50 +102,60 @@ class EvaluationSet:
     def batches(self, size: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs as models take them and labels (zeros for text), `size` examples at a time."""
         for first in range(0, len(self), size):
-            yield self._batch(self.places[first : first + size])
+            yield batch_of(self.data, self.places[first : first + size], self.seq_len)
 
     def original(self, k: int) -> UInt8[np.ndarray, "height width c"] | bytes:
-        """Return example k as a person would give it: pixels, or the bytes of a text."""
+        """Return example k as a person would give it: pixels, or the bytes of a text.
+
+        A pair is its source, a tab, and its target.
+        """
         place = self.places[k : k + 1]
+        if isinstance(self.data, PairExamples):
+            pairs = self.data.data
+            return f"{pairs.sources[int(place[0])]}\t{pairs.targets[int(place[0])]}".encode()
         if isinstance(self.data, TextData):
             return bytes(self.data.bytes[place[0] : place[0] + self.seq_len])
         picture: NDArray[np.uint8] = self.data.images[place][0]
         return picture
 
-    def _batch(self, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        if isinstance(self.data, TextData):
-            return windows(self.data, places, self.seq_len)
-        images = image_tensor(self.data.images[places])
-        return images, torch.from_numpy(self.data.labels[places])
 
-
-def spread(data: ImageData | TextData, seq_len: int, n: int) -> NDArray[np.int64]:
+def spread(data: Examples, seq_len: int, n: int) -> NDArray[np.int64]:
     """Places of at most `n` examples, evenly over the data; pieces of text do not overlap."""
     if isinstance(data, TextData):
         n = min(n, len(data.bytes) // seq_len)
         return np.linspace(0, len(data.bytes) - seq_len, n).astype(np.int64)
-    return np.linspace(0, len(data.labels) - 1, min(n, len(data.labels))).astype(np.int64)
+    count = len(data) if isinstance(data, PairExamples) else len(data.labels)
+    return np.linspace(0, count - 1, min(n, count)).astype(np.int64)
 
 
 def evaluation_set(
-    config: DataConfig, root: str | Path, n: int = 512, split: Split = "test"
+    config: DataConfig,
+    root: str | Path,
+    n: int = 512,
+    split: Split = "test",
+    tokenizer: Tokenizer | None = None,
 ) -> EvaluationSet:
     """Open `n` examples, or as many as there are, of a part of a data set.
+
+    With a tokenizer they are pairs of a source and a target.
 
     Raises
     ------
     InputError
-        If n is not positive, or as :func:`load_dataset`.
+        If n is not positive, or as :func:`load_examples`.
     """
     if n < 1:
         raise InputError(f"n: {n} examples cannot be evaluated; use 1 or more")
-    data = load_dataset(config, root, split)
+    data = load_examples(config, root, split, tokenizer)
     places = spread(data, config.seq_len, n)
     digest = hashlib.sha256(places.tobytes())
     if isinstance(data, TextData):
         total, unit = len(data.bytes), f" pieces of {config.seq_len} bytes"
         for first in places:
             digest.update(data.bytes[first : first + config.seq_len].tobytes())
+    elif isinstance(data, PairExamples):
+        total, unit = len(data), ""
+        digest.update(data.rows(places).tobytes())
     else:
         total, unit = len(data.labels), ""
         digest.update(data.labels[places].tobytes())
@@ -122,7 +163,8 @@ def evaluation_set(
             digest.update(data.images[places[first : first + 256]].tobytes())
     of = f"{total:,} bytes" if unit else f"{total:,}"
     return EvaluationSet(
-        name=f"{config.dataset}, {split}: {len(places):,}{unit} of {of}",
+        name=f"{config.dataset}, {split}: {len(places):,}{unit} of {of}"
+        + " pairs" * isinstance(data, PairExamples),
         data=data,
         places=places,
         seq_len=config.seq_len,

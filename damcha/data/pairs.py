@@ -22,7 +22,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,9 @@ from damcha.config import DataConfig
 from damcha.data.archives import unpack
 from damcha.data.published import Split, check_count
 from damcha.data.tables import find_rows, is_hub
+from damcha.data.text import symbol_label
 from damcha.errors import InputError
+from damcha.symbols import Marks, Tokenizer
 
 MAX_TEXT = 4 * 2**30
 """Bytes of text that the pairs of one part may have; WMT14 has 1.3 GB."""
@@ -76,47 +77,6 @@ class PairData:
 
     def __len__(self) -> int:
         return len(self.groups)
-
-
-class Tokenizer(Protocol):
-    """Text ↔ symbols 0 … size-1; the three symbols after them mark the parts of a pair."""
-
-    @property
-    def size(self) -> int:
-        """How many symbols spell text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Text → symbols."""
-
-    def decode(self, symbols: Iterable[int]) -> str:
-        """Symbols → text; the marks are left out."""
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The symbols that are no text, after the `size` of a tokenizer that are."""
-
-    size: int
-
-    @property
-    def separator(self) -> int:
-        """Stands between source and target: after it, the model writes."""
-        return self.size
-
-    @property
-    def end(self) -> int:
-        """Ends a target."""
-        return self.size + 1
-
-    @property
-    def pad(self) -> int:
-        """Fills a row; the loss never counts it."""
-        return self.size + 2
-
-    @property
-    def n_symbols(self) -> int:
-        """All symbols, text and marks."""
-        return self.size + 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +126,54 @@ def pair_batch(
         prompts[row], lengths[row] = len(prompt), len(found)
         cut[row] = len(found) < len(source) + 1 + len(target)
     return PairBatch(symbols, loss_mask, prompts, lengths, cut)
+
+
+@dataclass(frozen=True, eq=False)
+class PairExamples:
+    """Pairs as a model reads them: rows of `length` symbols."""
+
+    data: PairData
+    tokenizer: Tokenizer
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def source(self) -> str:
+        """Where the pairs come from."""
+        return self.data.source
+
+    @property
+    def licence(self) -> str:
+        """Under which licence."""
+        return self.data.licence
+
+    def rows(self, index: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the symbols of some pairs, [n, length]."""
+        return pair_batch(self.data, index, self.tokenizer, self.length).symbols
+
+
+def symbol_labels(tokenizer: Tokenizer, symbols: Iterable[int]) -> tuple[str, ...]:
+    """Return one label a symbol; marks are ``⟨to⟩`` (SEPARATOR), ``⟨end⟩``, ``⟨pad⟩``."""
+    marks = Marks(tokenizer.size)
+    named = {marks.separator: "⟨to⟩", marks.end: "⟨end⟩", marks.pad: "⟨pad⟩"}
+    return tuple(
+        named[k] if k in named else symbol_label(tokenizer.spell(k)) for k in map(int, symbols)
+    )
+
+
+def one_pair(text: str, tokenizer: Tokenizer, length: int) -> tuple[NDArray[np.int64], bool]:
+    """Return what a person wrote, as symbols [n], and whether something was cut.
+
+    The source stands before a tab, its target after it. Without a tab there is no target, and the
+    symbols end with SEPARATOR.
+    """
+    source, tab, target = text.strip("\n").partition("\t")
+    sides = _gather([(source, target, 0)], "text")
+    batch = pair_batch(PairData(*sides, "", ""), [0], tokenizer, length)
+    stop = batch.lengths[0] if tab else batch.prompt_lengths[0]
+    return batch.symbols[0, :stop], bool(batch.cut[0])
 
 
 # Reading ----------------------------------------------------------------------------------------

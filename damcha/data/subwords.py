@@ -1,4 +1,4 @@
-"""Symbols that spell text: bytes, or subwords learnt from a text (byte-level BPE).
+"""Symbols that spell text: subwords learnt from a text (byte-level BPE).
 
 Subwords (Sennrich et al., 2016, doi:10.18653/v1/P16-1162) begin with the 256 bytes and add, one at
 a time, the most frequent neighbours joined; so every text can be spelled, and no text is lost.
@@ -22,27 +22,11 @@ from pathlib import Path
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from damcha.config import MAX_SYMBOLS
 from damcha.errors import ConfigError, InputError
 
-MAX_SYMBOLS = 65_536
 MAX_SYMBOL_BYTES = 256
 MAX_FILE_BYTES = 4_000_000
-NAME = "tokenizer.json"
-"""The file in a run's folder."""
-
-
-class Bytes:
-    """Each byte of UTF-8 is a symbol."""
-
-    size = 256
-
-    def encode(self, text: str) -> list[int]:
-        """Text → its bytes."""
-        return list(text.encode("utf-8", "replace"))
-
-    def decode(self, symbols: Iterable[int]) -> str:
-        """Bytes → text; the marks of pairs are left out, what is no UTF-8 becomes �."""
-        return bytes(symbol for symbol in symbols if symbol < 256).decode("utf-8", "replace")
 
 
 class Subwords:
@@ -90,6 +74,10 @@ class Subwords:
         """Symbols → text; the marks of pairs are left out, what is no UTF-8 becomes �."""
         found = b"".join(self.spelled[symbol] for symbol in symbols if symbol < self.size)
         return found.decode("utf-8", "replace")
+
+    def spell(self, symbol: int) -> bytes:
+        """The bytes of one symbol, which may be part of a character."""
+        return self.spelled[symbol]
 
     def to_json(self) -> str:
         """Return the file's content."""

@@ -86,6 +86,15 @@ def byte_label(byte: int) -> str:
     return chr(byte) if byte < 0x80 else f"0x{byte:02X}"
 
 
+def symbol_label(spelled: bytes) -> str:
+    """Return the label of a symbol that spells these bytes: ``␠the``, ``ä``, ``0xE2``."""
+    try:
+        characters = spelled.decode()
+    except UnicodeDecodeError:
+        return "".join(map(byte_label, spelled))
+    return "".join(byte_label(ord(c)) if ord(c) < 0x80 else c for c in characters)
+
+
 def _labels(spelled: str, kept: bytes) -> tuple[str, ...]:
     labels: list[str] = []
     for character in spelled:

@@ -69,8 +69,10 @@ def nats_figure(
     labels: Sequence[str],
     losses: Array,
     provenance: Provenance = UNKNOWN,
+    *,
+    unit: str = "byte",
 ) -> Figure:
-    """Draw how much more each byte surprises under each intervention, in nats; [n, length]."""
+    """Draw how much more each symbol surprises under each intervention, in nats; [n, length]."""
     change = (nats - nats[0]).astype(np.float32)
     rows = tuple(
         f"{title} ({number(float(loss))})" for title, loss in zip(titles, losses, strict=True)
@@ -87,13 +89,13 @@ def nats_figure(
         letters = tuple(
             (float(k), label) for k, label in enumerate(labels if len(labels) < 49 else ())
         )
-        panels = [Panel(mark, "", "byte", "", letters, ticks)]
+        panels = [Panel(mark, "", unit, "", letters, ticks)]
     return _figure(
         "ablation",
         panels,
-        "Surprise at each byte, against the full metric",
+        f"Surprise at each {unit}, against the full metric",
         provenance,
-        "In brackets: mean surprise in nats a byte.",
+        f"In brackets: mean surprise in nats a {unit}.",
         {"nats": nats, "loss": losses},
         1,
     )

@@ -111,8 +111,9 @@ def surprise_figure(
     provenance: Provenance = UNKNOWN,
     *,
     title: str = "Surprise",
+    unit: str = "byte",
 ) -> Figure:
-    """Draw a text, each byte on the colour of its surprise -log p in nats ([n])."""
+    """Draw a text, each symbol on the colour of its surprise -log p in nats ([n])."""
     if nats.shape != (len(labels),):
         raise InputError(f"nats: {nats.shape} values for {len(labels)} labels; give one each")
     values = nats.astype(np.float32)
@@ -126,8 +127,8 @@ def surprise_figure(
     return Figure(
         name="surprise",
         panels=(panel,),
-        title=f"{title}, {number(bits)} bits a byte",
-        caption=f"{title} at each byte given those before it{origin(provenance)}.",
+        title=f"{title}, {number(bits)} bits a {unit}",
+        caption=f"{title} at each {unit} given those before it{origin(provenance)}.",
         provenance=provenance,
         arrays={"nats": nats},
     )

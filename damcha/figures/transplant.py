@@ -56,8 +56,10 @@ def nats_figure(
     losses: Array,
     words: str,
     provenance: Provenance = UNKNOWN,
+    *,
+    unit: str = "byte",
 ) -> Figure:
-    """Draw the text coloured by the change of each byte's surprise, and both as lines; [2, n]."""
+    """Draw the text coloured by the change of each symbol's surprise, and both as lines; [2, n]."""
     change = (nats[1] - nats[0]).astype(np.float32)
     mark: Tokens | Sentence = Sentence(SAME)
     if np.abs(change).max() > 1e-4:  # two rows of a batch may round differently
@@ -69,13 +71,14 @@ def nats_figure(
     )
     lines: Lines | Sentence = Lines(series, markers=nats.shape[1] <= 96)
     if nats.shape[1] == 1:
-        lines = Sentence(f"One byte: {number(float(nats[0, 0]))} and {number(float(nats[1, 0]))}.")
+        lines = Sentence(f"One {unit}: {number(float(nats[0, 0]))}, {number(float(nats[1, 0]))}.")
     panels = [
-        Panel(mark, "change of each byte's surprise"),
-        Panel(lines, "surprise", "byte", "nats"),
+        Panel(mark, f"change of each {unit}'s surprise"),
+        Panel(lines, "surprise", unit, "nats"),
     ]
     arrays = {"nats": nats, "loss": losses}
-    return _figure(panels, 1, words, "Surprise: −log p of each byte, in nats.", arrays, provenance)
+    caption = f"Surprise: −log p of each {unit}, in nats."
+    return _figure(panels, 1, words, caption, arrays, provenance)
 
 
 def probabilities_figure(

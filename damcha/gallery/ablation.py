@@ -24,7 +24,7 @@ from damcha.errors import InputError
 from damcha.figures import ablation as figures
 from damcha.figures.spec import Figure
 from damcha.figures.table import Table
-from damcha.gallery.subject import Snapshot, Subject, provenance, set_provenance
+from damcha.gallery.subject import Snapshot, Subject, counted, provenance, set_provenance
 from damcha.tap import Edit
 
 USUAL = (
@@ -86,9 +86,8 @@ def answers(
     if found.pictures is not None:
         return figures.pictures_figure(found.pictures, found.names, found.loss, made)
     if found.nats is not None:
-        return figures.nats_figure(
-            found.nats, found.names, subject.example.labels, found.loss, made
-        )
+        nats, labels, unit = counted(subject, found.nats)
+        return figures.nats_figure(nats, found.names, labels, found.loss, made, unit=unit)
     assert found.probabilities is not None
     data = subject.run.config.data
     classes = data.class_names or tuple(f"class {k}" for k in range(data.n_classes))

@@ -17,7 +17,7 @@ from damcha.figures.spec import Array, Figure
 from damcha.figures.style import number
 from damcha.figures.table import Cell, Table
 from damcha.gallery.inspect import Layer, Position
-from damcha.gallery.subject import Subject, check_fits, pair_provenance
+from damcha.gallery.subject import Subject, check_fits, counted, pair_provenance
 
 OtherLayer = Annotated[int | None, "The other side's layer; the same one by default."]
 View = Literal[
@@ -229,7 +229,8 @@ def transplanted(
         assert isinstance(seen, np.ndarray)  # an image model's example
         return answers.pictures_figure(seen, found.pictures, found.loss, words, made)
     if found.nats is not None:
-        return answers.nats_figure(found.nats, first.example.labels, found.loss, words, made)
+        nats, labels, unit = counted(first, found.nats)
+        return answers.nats_figure(nats, labels, found.loss, words, made, unit=unit)
     assert found.probabilities is not None
     data = first.run.config.data
     classes = data.class_names or tuple(f"class {k}" for k in range(data.n_classes))

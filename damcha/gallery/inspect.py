@@ -16,7 +16,7 @@ from damcha.data.text import byte_label
 from damcha.errors import InputError
 from damcha.figures.metric import MetricView
 from damcha.figures.spec import Figure
-from damcha.gallery.subject import BASES, Subject, check_fits, provenance
+from damcha.gallery.subject import BASES, Subject, check_fits, counted, provenance
 
 Layer = Annotated[int, "Layer, where the stack does not share its metric."]
 Position = Annotated[int, "Which refresh of a causal metric; the last by default."]
@@ -87,19 +87,18 @@ def answer(subject: Subject) -> Figure:
         return figures.distribution_figure(
             given.probabilities, given.class_names, provenance=made, title="Class probabilities"
         )
-    full = len(subject.example.labels) >= subject.run.config.data.seq_len
-    return figures.distribution_figure(
-        given.next_byte,
-        [byte_label(k) for k in range(256)],
-        provenance=made,
-        title="Last byte, from those before it (there is no room for another)"
-        if full
-        else "Next byte",
-    )
+    if subject.run.task == "sequence_to_sequence":
+        title = "First symbol of the target"
+        names = subject.run.labels(np.arange(len(given.next_symbol)))
+    else:
+        title, names = "Next byte", tuple(map(byte_label, range(256)))
+        if len(subject.example.labels) >= subject.run.config.data.seq_len:
+            title = "Last byte, from those before it (there is no room for another)"
+    return figures.distribution_figure(given.next_symbol, names, provenance=made, title=title)
 
 
 def surprise(subject: Subject) -> Figure:
-    """How unexpected each byte of the text was.
+    """How unexpected each symbol of the text, or of a pair's target, was.
 
     Raises
     ------
@@ -109,9 +108,9 @@ def surprise(subject: Subject) -> Figure:
     given = subject.inspection.answer
     if isinstance(given, ImageAnswer | ClassAnswer):
         raise InputError(f"run '{subject.run.name}' does not model text, so no byte surprises it")
-    return figures.surprise_figure(
-        given.nats, subject.example.labels, provenance(subject, "surprise", {})
-    )
+    nats, labels, unit = counted(subject, given.nats)
+    made = provenance(subject, "surprise", {})
+    return figures.surprise_figure(nats, labels, made, unit=unit)
 
 
 def attention(

@@ -6,6 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from damcha.data.evaluation import EvaluationSet
 from damcha.data.text import Passage
 from damcha.errors import InputError
 from damcha.figures.spec import Provenance
-from damcha.model import TaskModel
+from damcha.model import PairLM, TaskModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +158,9 @@ def open_subject(
     epoch = run.epochs[-1] if epoch is None else epoch
     example = source if isinstance(source, Example) else run.prepare(source, **options)
     model = run.load(epoch, device) if model is None else model
+    if isinstance(model, PairLM) and not model.counted(example.inputs).any():
+        last = model if epoch == run.epochs[-1] else run.load(run.epochs[-1], device)
+        example = with_target(run, last, example)
     return Subject(
         run=run,
         epoch=epoch,
@@ -166,6 +170,33 @@ def open_subject(
         inspection=inspect(model, example),
         reference=run.mean_metric(epoch),
     )
+
+
+def with_target(run: Run, model: TaskModel, example: Example) -> Example:
+    """Return a source that came without a target with the one that a run's last snapshot writes.
+
+    Losses and contributions are of the target, so there must be one, the same at all epochs.
+    """
+    assert isinstance(model, PairLM)
+    inputs = model.answer(example.inputs.to(next(model.parameters()).device)).cpu()
+    labels = run.labels(inputs[0].numpy())
+    note = "No target was given (after a tab): what the run's last snapshot writes stands for it."
+    return replace(
+        example,
+        inputs=inputs,
+        labels=labels,
+        seen=labels,
+        notes=(*example.notes, note),
+        digest=hashlib.sha256(inputs.numpy().tobytes()).hexdigest(),
+    )
+
+
+def counted(subject: Subject, nats: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...], str]:
+    """Surprise [..., n] at the symbols that the loss counts, their labels, and their name."""
+    places = np.isfinite(nats.reshape(-1, nats.shape[-1])[0])
+    labels = tuple(compress(subject.example.labels, places))
+    unit = "symbol" if subject.run.task == "sequence_to_sequence" else "byte"
+    return nats[..., places], labels, unit
 
 
 # Where the numbers come from ----------------------------------------------------------------------

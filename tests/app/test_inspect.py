@@ -259,3 +259,18 @@ def test_every_page_opens(opened):
     at = opened()
     for page in (MAIN.parent / "views").glob("*.py"):
         checked(at.switch_page(f"views/{page.name}").run())
+
+
+def test_a_source_may_come_with_its_target(opened, tiny_runs):
+    at = opened(run="pairs", text="ab", target="cd")
+    assert not at.error, [error.value for error in at.error]
+    run = open_run(tiny_runs / "pairs")
+    assert at.text_area(key="text").label == "Source"
+    notes = " ".join(caption.value for caption in at.caption)
+    assert "The target that the model writes" in notes and "stands for it" not in notes
+    at.text_input(key="target").set_value("").run()
+    notes = " ".join(caption.value for caption in at.caption)
+    assert "No target was given" in notes
+    assert "target" not in at.query_params
+    written = gallery.open_subject(run, None, "ab", device="cpu").inspection.answer.continuation
+    assert any(code.value == (written or " ") for code in at.code)

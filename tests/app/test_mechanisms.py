@@ -18,7 +18,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("run", ["mha", "dcmha", "iha"])
+@pytest.mark.parametrize("run", ["mha", "dcmha", "iha", "pairs"])
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_work_for_any_mechanism(opened, charts, page, run):
     at = opened(page, run=run, epochs_runs=run)

@@ -63,21 +63,21 @@ class TestText:
         log_p = model(example.inputs).double().log_softmax(-1)[0]
         wanted = [-log_p[k, byte] for k, byte in enumerate(b"abc")]
         np.testing.assert_allclose(found.answer.nats, wanted, rtol=1e-5)
-        assert found.answer.bits_per_byte == pytest.approx(np.mean(wanted) / np.log(2))
+        assert found.answer.bits == pytest.approx(np.mean(wanted) / np.log(2))
         assert found.tokens == ("start", "a", "b")
 
     def test_the_next_byte_is_what_a_longer_text_is_measured_by(self, tiny_runs):
         _, _, short = look(tiny_runs / "text", "abc")
         _, _, longer = look(tiny_runs / "text", "abcd")
         assert longer.answer.nats[-1] == pytest.approx(
-            -np.log(short.answer.next_byte[ord("d")]), rel=1e-4
+            -np.log(short.answer.next_symbol[ord("d")]), rel=1e-4
         )
 
     def test_a_text_that_fills_the_model(self, tiny_runs):
         _, _, found = look(tiny_runs / "text", "0123456789")
         assert isinstance(found.answer, TextAnswer)
         assert found.answer.continuation == ""
-        assert found.answer.nats[-1] == pytest.approx(-np.log(found.answer.next_byte[ord("9")]))
+        assert found.answer.nats[-1] == pytest.approx(-np.log(found.answer.next_symbol[ord("9")]))
 
 
 class TestAttentionMaps:

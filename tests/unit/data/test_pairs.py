@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from damcha.config import DataConfig
-from damcha.data import Marks, load_dataset, load_pairs, pair_batch, pairs
-from damcha.data.subwords import Bytes, train_subwords
+from damcha.data import load_dataset, load_pairs, pair_batch, pairs
+from damcha.data.subwords import train_subwords
 from damcha.errors import InputError
+from damcha.symbols import Bytes, Marks
 
 DATA = Path(__file__).parents[2] / "data"
 SPLITS = ("train", "valid", "test")

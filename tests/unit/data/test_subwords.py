@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damcha.data import subwords
-from damcha.data.subwords import Bytes, Subwords, read_subwords, train_subwords
+from damcha.data.subwords import Subwords, read_subwords, train_subwords
 from damcha.errors import ConfigError, InputError
+from damcha.symbols import TOKENIZER, Bytes
 
 TEXTS = ["the cat sat on the mat", "the bat and the rat", "Größe und Maße", "the the the"] * 3
 TRAINED = train_subwords(TEXTS, 290)
@@ -51,7 +52,7 @@ def test_lone_surrogates_and_bytes_that_are_no_text():
 
 
 def test_the_file_reads_back(tmp_path):
-    path = tmp_path / subwords.NAME
+    path = tmp_path / TOKENIZER
     path.write_text(TRAINED.to_json())
     found = read_subwords(path)
     assert found.merges == TRAINED.merges and found.spelled == TRAINED.spelled
