@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -364,6 +364,7 @@ class ByteLM(TaskModel):
     """Predicts each byte from those before it; symbol 256 stands before the first."""
 
     START = 256
+    unit: ClassVar[str] = "bytes"
 
     def __init__(self, config: RunConfig, n_symbols: int = 256, start: int = START) -> None:
         super().__init__(config)
@@ -387,11 +388,11 @@ class ByteLM(TaskModel):
                 f"text has shape {tuple(inputs.shape)}; this model takes (batch, 1 to {limit})"
             )
         if inputs.dtype != torch.int64:
-            raise InputError(f"text must be int64 symbols, not {inputs.dtype}; use .long()")
+            raise InputError(f"text must be int64 {self.unit}, not {inputs.dtype}; use .long()")
         if bool(((inputs < 0) | (inputs >= self.n_symbols)).any()):
             raise InputError(
                 f"text holds numbers from {int(inputs.min())} to {int(inputs.max())}; "
-                f"symbols are 0 to {self.n_symbols - 1}"
+                f"{self.unit} are 0 to {self.n_symbols - 1}"
             )
         inputs = inputs.to(self.embed.weight.device)
         x = self.embed(torch.cat((self._first(inputs), inputs[:, :-1]), dim=1))
@@ -466,7 +467,7 @@ class ByteLM(TaskModel):
         limit = self.config.seq_len
         if n < 0 or prompt.shape[1] + n > limit:
             raise InputError(
-                f"{prompt.shape[1]} symbols and {n} more exceed this model's {limit} symbols"
+                f"{prompt.shape[1]} {self.unit} and {n} more exceed this model's {limit} {self.unit}"
             )
 
 
@@ -476,6 +477,8 @@ class PairLM(ByteLM):
     A language model of such rows (:class:`Marks`; PAD also stands before the first symbol), whose
     loss counts the target and its END alone. Pads come last, where a causal stack sees them not.
     """
+
+    unit = "symbols"
 
     def __init__(self, config: RunConfig) -> None:
         self.marks = Marks(config.data.vocabulary)

@@ -57,6 +57,10 @@ def text(batch=2, length=10, seed=0):
 
 
 def inputs_of(task, **options):
+    if task == "sequence_to_sequence":  # 5 symbols, SEPARATOR, 2 symbols, END, PAD
+        x = text(**options)
+        x[:, 5], x[:, 8], x[:, 9] = 256, 257, 258
+        return x
     return text(**options) if task == "language_modelling" else images(**options)
 
 
@@ -87,6 +91,7 @@ OUTPUTS = {
     "image_autoregression": (2, 9, 16),
     "image_reconstruction": (2, 9, 16),
     "language_modelling": (2, 10, 256),
+    "sequence_to_sequence": (2, 10, 259),
     "image_classification": (2, 10),
 }
 
@@ -325,6 +330,7 @@ AROUND = {
     "image_autoregression": ["start", *PIXELS],
     "image_reconstruction": PIXELS,
     "language_modelling": ["embed.weight", *LINEAR_HEAD],
+    "sequence_to_sequence": ["embed.weight", *LINEAR_HEAD],
     "image_classification": ["embed.weight", "embed.bias", *LINEAR_HEAD],
 }
 
