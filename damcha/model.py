@@ -464,11 +464,9 @@ class ByteLM(TaskModel):
         return like.new_full((like.shape[0], 1), self.start)
 
     def _check_room(self, prompt: Tensor, n: int) -> None:
-        limit = self.config.seq_len
-        if n < 0 or prompt.shape[1] + n > limit:
-            raise InputError(
-                f"{prompt.shape[1]} {self.unit} and {n} more exceed this model's {limit} {self.unit}"
-            )
+        known, limit, unit = prompt.shape[1], self.config.seq_len, self.unit
+        if n < 0 or known + n > limit:
+            raise InputError(f"{known} {unit} and {n} more exceed this model's {limit} {unit}")
 
 
 class PairLM(ByteLM):
