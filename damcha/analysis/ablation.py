@@ -22,6 +22,8 @@ from torch import Tensor
 
 from damcha.analysis.inspection import CONTINUATION, picture
 from damcha.analysis.progress import Progress
+from damcha.analysis.summary import TOP as TOP
+from damcha.analysis.summary import interval, lowest, resamples
 from damcha.attention.metric import blocks, row_sum, unblocks
 from damcha.checkpoint.run import Example
 from damcha.config import ModelConfig
@@ -62,9 +64,6 @@ INTERVENTIONS: dict[Intervention, tuple[str, str]] = {
 """Name → (title, what it does)."""
 MOST_NUMBERS = 2**25
 """Numbers of all metrics of one forward pass (128 MB in float32)."""
-TOP = 50
-"""Examples in the paper's Top-50: those of lowest loss."""
-BOOTSTRAP = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,23 +394,20 @@ def over_snapshots(
 
 def summarise(evaluation: Evaluation, seed: int = 0) -> tuple[Summary, ...]:
     """Mean, quartiles, Top-50 and the paired difference to the first, with 95 % bootstrap."""
-    n = evaluation.loss.shape[1]
-    rng = np.random.default_rng(seed)
     # One set of resamples for all: the comparisons are paired.
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=BOOTSTRAP)
+    counts = resamples(evaluation.loss.shape[1], seed)
     found = []
     for name, loss in zip(evaluation.names, evaluation.loss, strict=True):
         gap = loss - evaluation.loss[0]
-        low, high = np.quantile(counts @ gap / n, (0.025, 0.975))
         found.append(
             Summary(
                 name=name,
                 mean=float(loss.mean()),
                 q25=float(np.quantile(loss, 0.25)),
                 q75=float(np.quantile(loss, 0.75)),
-                top50=float(np.sort(loss)[:TOP].mean()),
+                top50=float(loss[lowest(loss)].mean()),
                 difference=float(gap.mean()),
-                interval=(float(low), float(high)),
+                interval=interval(gap, counts),
             )
         )
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,6 +26,18 @@ def finished(steps: Iterator[Progress | T], report: Callable[[Progress], None] |
         if isinstance(step, Progress):
             if report is not None:
                 report(step)
+        else:
+            result = step
+    assert result is not None  # the last thing that an analysis yields
+    return result
+
+
+def relayed(steps: Iterator[Progress | T]) -> Generator[Progress, None, T]:
+    """An analysis within another: ``result = yield from relayed(steps)`` passes its Progress on."""
+    result: T | None = None
+    for step in steps:
+        if isinstance(step, Progress):
+            yield step
         else:
             result = step
     assert result is not None  # the last thing that an analysis yields
