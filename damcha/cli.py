@@ -317,6 +317,104 @@ def ablate(
 
 @main.command()
 @_snapshot_options
+@click.option(
+    "--split",
+    default="test",
+    show_default=True,
+    type=click.Choice(["train", "valid", "test"]),
+    help="Part of the data.",
+)
+@click.option("--fid", is_flag=True, help="Measure FID and FID@Top-50 of the model's pictures.")
+@click.option(
+    "--outputs",
+    multiple=True,
+    type=click.Choice(["predictions", "completion", "filled"]),
+    help="Pictures that FID is of [what the loss sees]; may be given twice.",
+)
+@click.option(
+    "--inception",
+    type=click.Path(path_type=Path),
+    help="Weights of Inception-v3 for FID [a small network trained on the run's data].",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1))
+@click.option(
+    "--format",
+    "form",
+    default="markdown",
+    show_default=True,
+    type=click.Choice(["markdown", "latex", "csv"]),
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for the table, evaluation.json, evaluation.npz and the feature network.",
+)
+def evaluate(
+    run_path: Path,
+    epoch: int | None,
+    data: Path | None,
+    n: int,
+    device: Any,
+    split: Any,
+    fid: bool,
+    outputs: tuple[str, ...],
+    inception: Path | None,
+    seed: int,
+    form: str,
+    out: Path | None,
+) -> None:
+    """Score a run on held-out examples as the paper does: MSE or NLL, accuracy, perplexity, FID."""
+    from damcha import gallery
+    from damcha.analysis import evaluation
+    from damcha.analysis.fid import inception as open_inception
+    from damcha.analysis.fid import trained_network
+    from damcha.checkpoint import atomic_write, open_run
+    from damcha.figures import table
+    from damcha.figures.evaluation import evaluation_table
+
+    run = open_run(run_path)
+    examples = run.evaluation_set(data, n, split)
+    snapshot = gallery.open_snapshot(run, epoch, device)
+    network = None
+    if fid or outputs or inception is not None:
+        for kind in outputs or (None,):  # refused before minutes of training, not after
+            evaluation.outputs_of(snapshot.model, kind)
+        if inception is not None:
+            network = open_inception(inception)
+        else:
+            network = _with_bar(trained_network(examples, run.config.data, split, out, seed=seed))
+    report = _with_bar(
+        evaluation.evaluate(
+            snapshot.model,
+            examples,
+            network=network,
+            outputs=outputs or (None,),
+            seed=seed,
+            provenance={
+                "run": run.name,
+                "epoch": snapshot.epoch,
+                "weights_digest": snapshot.weights_digest,
+                "split": split,
+            },
+        )
+    )
+    made = evaluation_table(report, f"{run.name}, epoch {snapshot.epoch}; {examples.name}")
+    write, suffix = {
+        "markdown": (table.to_markdown, "md"),
+        "latex": (table.to_latex, "tex"),
+        "csv": (table.to_csv, "csv"),
+    }[form]
+    if out is None:
+        click.echo(write(made), nl=False)
+        return
+    files = evaluation.write_report(report, out)
+    atomic_write(out / f"evaluation.{suffix}", write(made))
+    for path in (*files, out / f"evaluation.{suffix}"):
+        click.echo(str(path))
+
+
+@main.command()
+@_snapshot_options
 @click.option("--layer", default=0, help="Layer, where the stack does not share its metric.")
 @click.option("--position", default=-1, help="Which refresh of a causal metric [the last].")
 @click.option(
