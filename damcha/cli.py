@@ -336,6 +336,18 @@ def ablate(
     type=click.Path(path_type=Path),
     help="Weights of Inception-v3 for FID [a small network trained on the run's data].",
 )
+@click.option(
+    "--beams",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Beam in which the targets of pairs are written; 1 is greedy.",
+)
+@click.option(
+    "--bart",
+    type=click.Path(path_type=Path),
+    help="Folder of a BART model, for BARTScore of written targets.",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1))
 @click.option(
     "--format",
@@ -359,15 +371,20 @@ def evaluate(
     fid: bool,
     outputs: tuple[str, ...],
     inception: Path | None,
+    beams: int,
+    bart: Path | None,
     seed: int,
     form: str,
     out: Path | None,
 ) -> None:
-    """Score a run on held-out examples as the paper does: MSE or NLL, accuracy, perplexity, FID."""
+    """Score a run on held-out examples as the paper does: MSE or NLL, accuracy, perplexity, FID;
+    of pairs BLEU and chrF, too.
+    """
     from damcha import gallery
     from damcha.analysis import evaluation
     from damcha.analysis.fid import inception as open_inception
     from damcha.analysis.fid import trained_network
+    from damcha.analysis.text_scores import bart_scorer
     from damcha.checkpoint import atomic_write, open_run
     from damcha.figures import table
     from damcha.figures.evaluation import evaluation_table
@@ -389,6 +406,8 @@ def evaluate(
             examples,
             network=network,
             outputs=outputs or (None,),
+            beams=beams,
+            bart=None if bart is None else bart_scorer(bart),
             seed=seed,
             provenance={
                 "run": run.name,

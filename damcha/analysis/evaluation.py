@@ -6,6 +6,8 @@
 ======================  ===========================================================================
 images                  ``mse``: mean squared error of pixels in [-1, 1], over what the loss sees
 language models         ``nll``: nats a byte; bits a byte and perplexity are functions of it
+pairs                   ``nll``: nats a symbol of the target; perplexity; and of the targets that
+                        the model writes itself, BLEU, chrF and BARTScore
 classifiers             ``nll``: nats; ``top1``, ``top5``: whether the class is among the likeliest
 ======================  ===========================================================================
 """
@@ -29,8 +31,10 @@ from numpy.typing import NDArray
 
 from damcha import __version__
 from damcha.analysis.fid import FeatureNetwork, distance, features
+from damcha.analysis.generation import Written, write_targets
 from damcha.analysis.progress import Progress, relayed
 from damcha.analysis.summary import TOP, interval, lowest, resamples
+from damcha.analysis.text_scores import BartScore, Scorer, TextScore, bart_score, bleu, chrf
 from damcha.checkpoint.files import atomic_write
 from damcha.data.evaluation import EvaluationSet
 from damcha.errors import InputError
@@ -39,6 +43,7 @@ from damcha.model import (
     ImageAutoregressor,
     ImageClassifier,
     ImageReconstructor,
+    PairLM,
     TaskModel,
     unpatchify,
 )
@@ -107,6 +112,10 @@ class Report:
     """Which examples of the data set they are."""
     measures: tuple[Measure, ...]
     fid: tuple[Fid, ...] = ()
+    text: tuple[TextScore, ...] = ()
+    """Of what a model of pairs writes for each source."""
+    bart: BartScore | None = None
+    written: tuple[Written, ...] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
     """Run, weights, data, seed, versions: enough to make it again."""
 
@@ -146,12 +155,12 @@ def scores(
 
 
 def measures(
-    values: Mapping[str, NDArray[np.float64]], language: bool = False, seed: int = 0
+    values: Mapping[str, NDArray[np.float64]], unit: str = "", seed: int = 0
 ) -> tuple[Measure, ...]:
-    """Mean with its bootstrap interval, quartiles, Top-50; for language bits and perplexity, too.
+    """Mean with its bootstrap interval, quartiles, Top-50; of a text's `unit` perplexity, too.
 
-    Perplexity is that of the whole set, exp of the mean nats a byte, and so are its other numbers:
-    exp of those of the nats.
+    Perplexity is that of the whole set, exp of the mean nats, and so are its other numbers: exp of
+    those of the nats. Bits are stated a byte; subwords are of no fixed length.
 
     Raises
     ------
@@ -173,10 +182,11 @@ def measures(
             best = float(numbers[lowest(numbers)].mean())
             measure = Measure(name, measure.mean, measure.interval, float(q25), float(q75), best)
         found.append(measure)
-    if language:
+    if unit:
         nll = found[0]
-        found.append(_mapped(nll, "bits_per_byte", lambda nats: nats / math.log(2)))
-        found.append(_mapped(nll, "perplexity", math.exp))
+        if unit == "byte":
+            found.append(_mapped(nll, "bits_per_byte", lambda nats: nats / math.log(2)))
+        found.append(_mapped(nll, f"perplexity_per_{unit}", math.exp))
     return tuple(found)
 
 
@@ -308,6 +318,8 @@ def evaluate(
     *,
     network: FeatureNetwork | None = None,
     outputs: tuple[str | None, ...] = (None,),
+    beams: int = 1,
+    bart: Scorer | None = None,
     seed: int = 0,
     provenance: Mapping[str, object] | None = None,
 ) -> Iterator[Progress | Report]:
@@ -319,6 +331,8 @@ def evaluate(
         What FID is measured with; none is measured without.
     outputs
         Which pictures FID is of, see :data:`OUTPUTS`; None for the model's usual ones.
+    beams, bart
+        How the targets of pairs are written (1: greedily), and what BARTScore is taken with.
     seed
         Of the bootstrap.
     provenance
@@ -330,6 +344,18 @@ def evaluate(
         for kind in outputs:
             made = yield from relayed(pictures(model, data, kind))
             distances.append((yield from relayed(fid(made, network))))
+    written: tuple[Written, ...] = ()
+    text: tuple[TextScore, ...] = ()
+    of_bart = None
+    if isinstance(model, PairLM):
+        written = yield from relayed(write_targets(model, data, beams))
+        hypotheses = [one.hypothesis for one in written]
+        references = [one.references for one in written]
+        text = (bleu(hypotheses, references), chrf(hypotheses, references))
+        if bart is not None:
+            yield Progress(0, 1, "BARTScore")
+            of_bart = bart_score(hypotheses, references, bart)
+    unit = "symbol" if isinstance(model, PairLM) else "byte" if isinstance(model, ByteLM) else ""
     versions = {
         "damcha": __version__,
         "python": platform.python_version(),
@@ -339,26 +365,36 @@ def evaluate(
         task=model.config.task,
         values=values,
         places=data.places,
-        measures=measures(values, isinstance(model, ByteLM), seed),
+        measures=measures(values, unit, seed),
         fid=tuple(distances),
+        text=text,
+        bart=of_bart,
+        written=written,
         provenance={
             **(provenance or {}),
             "data": data.name,
             "data_digest": data.digest,
             "n": len(data),
             "seed": seed,
+            **({"beams": beams} if written else {}),
             "versions": versions,
         },
     )
 
 
-def write_report(report: Report, folder: str | Path) -> tuple[Path, Path]:
-    """Write evaluation.json and evaluation.npz (per-example values); each whole or not at all."""
+def write_report(report: Report, folder: str | Path) -> tuple[Path, ...]:
+    """Write evaluation.json and evaluation.npz (per-example values); each whole or not at all.
+
+    What a model of pairs wrote goes to written.jsonl, a source a line.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     numbers, facts = folder / "evaluation.npz", folder / "evaluation.json"
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, places=report.places, **report.values)
+    own = {one.name: one.examples for one in report.text if one.examples is not None}
+    if report.bart is not None:
+        own["bart_score"] = report.bart.f
+    np.savez(buffer, allow_pickle=False, places=report.places, **report.values, **own)
     atomic_write(numbers, buffer.getvalue())
     content = {
         "format": "damcha-evaluation",
@@ -366,11 +402,20 @@ def write_report(report: Report, folder: str | Path) -> tuple[Path, Path]:
         "task": report.task,
         "measures": [asdict(measure) for measure in report.measures],
         "fid": [asdict(one) for one in report.fid],
+        "text": [
+            {"name": one.name, "corpus": one.corpus, "signature": one.signature}
+            for one in report.text
+        ],
+        "bart_score": None if report.bart is None else float(report.bart.f.mean()),
         "provenance": dict(report.provenance),
         "per_example": numbers.name,
     }
     atomic_write(facts, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    return facts, numbers
+    if not report.written:
+        return facts, numbers
+    lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in report.written)
+    atomic_write(folder / "written.jsonl", "".join(lines))
+    return facts, numbers, folder / "written.jsonl"
 
 
 def _frozen(array: NDArray[np.float64]) -> NDArray[np.float64]:

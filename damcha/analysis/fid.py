@@ -31,7 +31,7 @@ from damcha.analysis.progress import Progress
 from damcha.checkpoint.files import regular_file
 from damcha.checkpoint.weights import load_strictly, read_weights, write_weights
 from damcha.config import DataConfig
-from damcha.data.datasets import Split, TextData, load_dataset
+from damcha.data.datasets import ImageData, Split, load_dataset
 from damcha.data.evaluation import EvaluationSet, image_tensor, spread
 from damcha.errors import CheckpointError, InputError
 
@@ -345,13 +345,13 @@ def trained_network(
 
 def _lessons(data: EvaluationSet, config: DataConfig, split: Split) -> _Lessons:
     found, part = data.data, "train"
-    if isinstance(found, TextData):
+    if not isinstance(found, ImageData):
         raise InputError("fid: text has no pictures to learn features of")
     places = np.empty(0, np.int64)
     if split != "train":
         try:
             train = load_dataset(config, data.root, "train")
-            assert not isinstance(train, TextData)
+            assert isinstance(train, ImageData)
             found, places = train, spread(train, config.seq_len, MOST_LEARNED)
         except InputError:  # what ships is the test part alone
             pass

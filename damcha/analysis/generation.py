@@ -70,7 +70,7 @@ def write_targets(
                     model.spelled(symbols.tolist()),
                     tuple(pairs.targets[int(same)] for same in _of_group(pairs.groups, place)),
                     bool((symbols == model.marks.end).any()),
-                    len(data.data.tokenizer.encode(source)) + 1 > length,
+                    len(data.data.tokenizer.encode(source)) + 1 > int(length),
                 )
     yield tuple(found[k] for k in range(len(places)))
 

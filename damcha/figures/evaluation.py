@@ -15,7 +15,8 @@ TITLES = {
     "mse": "MSE",
     "nll": "NLL [nats]",
     "bits_per_byte": "Bits a byte",
-    "perplexity": "Perplexity a byte",
+    "perplexity_per_byte": "Perplexity a byte",
+    "perplexity_per_symbol": "Perplexity a symbol",
     "top1": "Top-1 accuracy",
     "top5": "Top-5 accuracy",
 }
@@ -45,6 +46,15 @@ def evaluation_table(report: Report, source: str) -> Table:
         right = "" if accuracy is None else f", {accuracy:.1%} right on held-out pictures"
         words.append(f"FID: features of {first.network}{right}.")
         words += [f"{note}." for note in dict.fromkeys(n for one in report.fid for n in one.notes)]
+    for score in report.text:
+        rows.append((score.name, score.corpus, None, None, None))
+        words.append(f"{score.name}: {score.signature}.")
+    if report.bart is not None:
+        rows.append(("BARTScore", float(report.bart.f.mean()), None, None, None))
+    if report.written:
+        ended = sum(one.ended for one in report.written)
+        count = len(report.written)
+        words.append(f"{count:,} sources, of whose targets {ended:,} were written to their end.")
     columns = ("Measure", "Mean [95 %]", "q25", "q75", f"Top-{TOP}")
     return Table(columns, tuple(rows), " ".join(words), "tab:evaluation")
 

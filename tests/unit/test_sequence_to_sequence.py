@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 
 from damcha import gallery
+from damcha.analysis.text_scores import bleu
 from damcha.checkpoint import open_run
+from damcha.cli import main
 from damcha.config import RunConfig
 from damcha.errors import CheckpointError, ConfigError, InputError
 from damcha.figures.spec import Tokens
@@ -283,12 +286,34 @@ def test_figures_are_of_the_target_alone(run):
 
 @pytest.mark.parametrize("kind", ["metric", "epochs", "contributions", "knock-out", "attention"])
 def test_every_figure_draws(run, kind, tmp_path):
-    from click.testing import CliRunner
-
-    from damcha.cli import main
-
     out = tmp_path / "figure.png"
     words = ["figure", kind, "--run", str(run.path), "--text", "one two", "--out", str(out)]
     result = CliRunner().invoke(main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 5000
+
+
+# Evaluation ---------------------------------------------------------------------------------------
+
+
+def test_evaluation_scores_what_the_model_writes(run, concepts, tmp_path):
+    words = ["evaluate", "--run", run.path, "--data", concepts, "--n", 6, "--device", "cpu",
+             "--beams", 2, "--out", tmp_path]  # fmt: skip
+    result = CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [one["name"] for one in kept["measures"]] == ["nll", "perplexity_per_symbol"]
+    written = [json.loads(line) for line in (tmp_path / "written.jsonl").read_text().splitlines()]
+    assert len(written) == 6 and kept["provenance"]["beams"] == 2
+    hypotheses = [one["hypothesis"] for one in written]
+    references = [one["references"] for one in written]
+    assert kept["text"][0]["corpus"] == bleu(hypotheses, references).corpus
+    assert kept["text"][1]["name"] == "chrF2" and "nrefs:1" in kept["text"][1]["signature"]
+    with np.load(tmp_path / "evaluation.npz") as arrays:
+        assert arrays["chrF2"].shape == arrays["nll"].shape == (6,)
+    table = (tmp_path / "evaluation.md").read_text()
+    assert "| BLEU |" in table and "Perplexity a symbol" in table
+    model = run.load(device="cpu")
+    prompt = run.prepare(written[0]["source"]).inputs
+    alone = model.answer(prompt, beams=2)[0, prompt.shape[1] :].tolist()
+    assert hypotheses[0] == model.spelled(alone)
