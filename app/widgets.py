@@ -473,7 +473,8 @@ def seen(subject: Subject) -> None:
     """Show the input as given and as the model sees it, and say what was changed between."""
     example = subject.example
     if isinstance(example.seen, tuple):
-        st.caption(f"What the model sees: {len(example.seen)} bytes, one token each")
+        word = "symbols" if subject.run.task == "sequence_to_sequence" else "bytes, one token each"
+        st.caption(f"What the model sees: {len(example.seen)} {word}")
     else:
         data = subject.run.config.data
         pictures = [
