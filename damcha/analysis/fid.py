@@ -83,21 +83,22 @@ def frechet(
 ) -> float:
     """Squared Fréchet distance of two Gaussians: ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁Σ₂)^½).
 
-    The trace of the root is that of the symmetric (Σ₁^½ Σ₂ Σ₁^½)^½, so no complex numbers arise,
-    also where covariances have no full rank. In float64.
+    The trace of the root is that of the symmetric (Σ₁^½ Σ₂ Σ₁^½)^½, so no complex numbers arise;
+    without full rank it is taken in the span of Σ₁ alone. In float64.
     """
     values, vectors = scipy.linalg.eigh(cov1)
-    root = (vectors * np.sqrt(_without_noise(values))) @ vectors.T
-    inner = scipy.linalg.eigvalsh(root @ cov2 @ root)
-    cross = np.sqrt(_without_noise(inner)).sum()
+    kept = values > _noise(values)
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    inner = scipy.linalg.eigvalsh(root.T @ cov2 @ root) if kept.any() else values[kept]
+    cross = np.sqrt(inner[inner > _noise(inner)]).sum()
     gap = float(((mean1 - mean2) ** 2).sum() + np.trace(cov1) + np.trace(cov2) - 2 * cross)
     return max(gap, 0.0)  # rounding can leave −1e-15 for equal sets
 
 
-def _without_noise(eigenvalues: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Zero where an eigenvalue is nothing but rounding: its root would be a number that counts."""
-    noise = len(eigenvalues) * np.finfo(np.float64).eps * np.abs(eigenvalues).max(initial=0.0)
-    return np.where(eigenvalues > noise, eigenvalues, 0.0)
+def _noise(eigenvalues: NDArray[np.float64]) -> float:
+    """Below this an eigenvalue is rounding alone, and its root would be a number that counts."""
+    largest = float(np.abs(eigenvalues).max(initial=0.0))
+    return len(eigenvalues) * float(np.finfo(np.float64).eps) * largest
 
 
 def distance(first: Features, second: Features) -> float:
@@ -192,6 +193,11 @@ def _package(name: str, shown: str) -> object:
             f"installed; run 'pip install {shown}', or leave --inception out for a small network "
             "trained here"
         ) from None
+    except RuntimeError as error:  # torchvision that was built for another torch
+        raise InputError(
+            f"inception: the package {shown} is installed but does not import ({error}); install "
+            "the version that belongs to this torch"
+        ) from None
 
 
 def _colours(pictures: Pictures) -> Tensor:
@@ -202,7 +208,8 @@ def _colours(pictures: Pictures) -> Tensor:
 
 def _fidelity(state: dict[str, Tensor]) -> Callable[[Pictures], NDArray[np.float64]]:
     package = _package("torch_fidelity.feature_extractor_inceptionv3", "torch-fidelity")
-    # The package opens files itself: it gets one that holds nothing but the tensors read above.
+    # The package opens its file with weights_only=False, which could run code: it gets a copy that
+    # holds nothing but the tensors read above.
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / "inception.pt"
         torch.save(state, clean)

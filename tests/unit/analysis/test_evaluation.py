@@ -145,6 +145,14 @@ def test_without_full_rank_it_is_the_distance_within_the_span():
     assert found == pytest.approx(expected, rel=1e-9)
 
 
+def test_sets_without_spread_differ_by_their_means():
+    first, second = (
+        fid.Features(np.zeros((3, 4)), "a", "b"),
+        fid.Features(np.ones((3, 4)), "a", "b"),
+    )
+    assert fid.distance(first, second) == 4
+
+
 def test_features_of_different_networks_are_never_mixed():
     values = np.zeros((5, 8))
     first = fid.Features(values, "small CNN", "1" * 64)
@@ -202,7 +210,7 @@ def test_the_top_50_are_those_of_lowest_error():
     assert found.fid_top == pytest.approx(0, abs=1e-9) and found.fid > 1e-4
     assert (found.n, found.top, found.network) == (90, 50, "eight means") and not found.notes
     few = finished(ev.fid(ev.Pictures(made[:8], originals[:8], error[:8], "filled"), network_of()))
-    assert few.top == 8 and few.fid == few.fid_top
+    assert few.top == 8 and few.fid == pytest.approx(few.fid_top)
     assert any("rank 7 at most for 8 features" in note for note in few.notes)
     assert "there are only 8 pictures: Top-50 is all of them" in few.notes
 
@@ -256,6 +264,16 @@ def test_inception_says_which_package_is_missing(tmp_path, monkeypatch, rows, pa
     torch.save({"fc.weight": torch.zeros(rows, 2048)}, path, _use_new_zipfile_serialization=archive)
     with pytest.raises(InputError, match=f"pip install {package}'"):
         fid.inception(path)
+
+
+def test_a_package_of_another_torch_is_one_sentence(tmp_path, monkeypatch):
+    def fails(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(fid.importlib, "import_module", fails)
+    torch.save({"fc.weight": torch.zeros(1000, 2048)}, tmp_path / "inception.pth")
+    with pytest.raises(InputError, match="torchvision is installed but does not import"):
+        fid.inception(tmp_path / "inception.pth")
 
 
 def test_inception_refuses_other_files(tmp_path):
