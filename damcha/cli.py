@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from damcha.errors import ConfigError, DamchaError, InputError
+from damcha.reproduce_commands import reproduce
 
 if TYPE_CHECKING:  # torch is imported by the commands that need it
     from damcha.training import Progress
@@ -41,6 +42,9 @@ class _Group(click.Group):
 @click.version_option(package_name="damcha")
 def main() -> None:
     """Train DAMCHA models and look at their cross-head metrics."""
+
+
+main.add_command(reproduce)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
