@@ -27,6 +27,7 @@ page = st.navigation(
         st.Page("views/atlas.py", title="Atlas"),
         st.Page("views/runs.py", title="Runs"),
         st.Page("views/efficiency.py", title="Efficiency"),
+        st.Page("views/results.py", title="Results"),
         st.Page("views/board.py", title="Figure board"),
     ],
     position="top",

@@ -47,6 +47,8 @@ MAX_PAIR_BYTES = 100_000
 MEANS = "mean-metric.safetensors"
 DATA = "data"
 """A folder beside the runs: held-out data by name of the set, e.g. data/fashion_mnist."""
+RESULTS = "results"
+"""Another folder beside the runs: what `damcha reproduce` found."""
 SNAPSHOT = re.compile(r"epoch-(\d{1,6})\.safetensors")
 SAMPLE_SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
@@ -448,7 +450,9 @@ def list_runs(folder: str | Path) -> tuple[list[Run], list[tuple[str, str]]]:
         paths = sorted(
             entry
             for entry in folder.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name != DATA
+            if entry.is_dir()
+            and not entry.name.startswith(".")
+            and entry.name not in (DATA, RESULTS)
         )
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the folder {str(folder)!r} cannot be listed: {error}") from None

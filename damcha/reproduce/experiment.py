@@ -33,7 +33,6 @@ from damcha.figures.spec import Figure
 from damcha.figures.table import Table
 from damcha.gallery import Snapshot
 from damcha.model import ImageClassifier, TaskModel
-from damcha.training import train
 
 T = TypeVar("T")
 Arrays = dict[str, NDArray[np.float64]]
@@ -225,6 +224,10 @@ def reproduce(
     ConfigError
         If a folder holds another run, as :func:`damcha.training.train`.
     """
+    from damcha.training import (
+        train,
+    )  # late: it imports accelerate, which reading results needs not
+
     folder, shelf, given = Path(folder), Path(checkpoints), dict(data or {})
     seeds = seeds or (1 if small else 3)
     plan = [

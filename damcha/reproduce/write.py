@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,8 @@ def write(desk: Desk, outcome: Outcome) -> Path:
         atomic_write(folder / f"{name}.json", sidecar.to_json(drawn))
         files.append(name)
     if outcome.table is not None:
-        atomic_write(folder / "table.tex", to_latex(outcome.table))
+        latex = to_latex(outcome.table).replace(r"f\_$\theta$", r"$f_\theta$")
+        atomic_write(folder / "table.tex", latex)
         atomic_write(folder / "table.md", to_markdown(outcome.table))
     facts = _facts(desk, outcome, files)
     atomic_write(folder / "README.md", card(desk, outcome, facts))
@@ -74,6 +75,14 @@ def _facts(desk: Desk, outcome: Outcome, files: list[str]) -> dict[str, Any]:
             for one in desk.made
         ],
         "values": _plain(outcome.values),
+        "table": None
+        if outcome.table is None
+        else {
+            "columns": list(outcome.table.columns),
+            "rows": _plain(outcome.table.rows),
+            "caption": outcome.table.caption,
+            "digits": outcome.table.digits,
+        },
         "paper": _plain(outcome.paper),
         "figures": files,
     }  # fmt: skip
@@ -91,7 +100,7 @@ def _data(desk: Desk) -> Iterator[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """As JSON has it; what is not a number becomes null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
@@ -155,7 +164,7 @@ def card(desk: Desk, outcome: Outcome, facts: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return "; ".join(f"{name}: {_shown(part)}" for name, part in value.items())
     if isinstance(value, tuple | list):
         return " / ".join(_shown(part) for part in value)
