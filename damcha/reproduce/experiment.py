@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from damcha import gallery
-from damcha.analysis import ablation
-from damcha.analysis.progress import Progress
+from damcha.analysis import ablation, evaluation
+from damcha.analysis.fid import trained_network
+from damcha.analysis.progress import Progress, relayed
 from damcha.checkpoint import atomic_write, list_runs, open_run
 from damcha.checkpoint.run import DATA, Device, Run
 from damcha.config import DataConfig, RunConfig
@@ -32,7 +32,6 @@ from damcha.errors import InputError
 from damcha.figures.spec import Figure
 from damcha.figures.table import Table
 from damcha.gallery import Snapshot
-from damcha.model import ImageClassifier, TaskModel
 
 T = TypeVar("T")
 Arrays = dict[str, NDArray[np.float64]]
@@ -101,6 +100,8 @@ class Desk:
     roots: Mapping[str, Path]
     """Data set → folder."""
     command: str
+    networks: dict[str, str] = field(default_factory=dict)
+    """Data set → the network whose features FID was measured with."""
 
     def runs(self, system: str) -> tuple[Snapshot, ...]:
         """The runs of a system, a seed each."""
@@ -114,7 +115,34 @@ class Desk:
         """Loss of each held-out example, and of a classifier top1 and top5, [n] each."""
         data = self.data(snapshot.run.config.data)
         key = ("scores", snapshot.run.name, snapshot.weights_digest, data.digest)
-        return (yield from self.kept(key, lambda: scores(snapshot.model, data)))
+
+        def steps() -> Iterator[Progress | Arrays]:
+            for step in evaluation.scores(snapshot.model, data):
+                if isinstance(step, Progress):
+                    yield Progress(step.done, step.total, f"{snapshot.run.name}, {step.what}")
+                else:
+                    loss, *others = step
+                    yield {"loss": step[loss], **{name: step[name] for name in others}}
+
+        return (yield from self.kept(key, steps))
+
+    def fids(self, snapshot: Snapshot) -> Steps[Arrays]:
+        """FID and FID@Top-50 of the predictions, [1] each, by a small network (analysis/fid.py).
+
+        It learns from the training part where that is at hand, and is kept for all systems.
+        """
+        config = snapshot.run.config.data
+        data = self.data(config)
+        network = yield from relayed(trained_network(data, config, "test", self.folder))
+        key = ("fid", snapshot.run.name, snapshot.weights_digest, data.digest, network.digest)
+
+        def steps() -> Iterator[Progress | Arrays]:
+            made = yield from relayed(evaluation.pictures(snapshot.model, data))
+            found = yield from relayed(evaluation.fid(made, network))
+            yield {"fid": np.array([found.fid]), "fid_top": np.array([found.fid_top])}
+
+        self.networks[config.dataset] = network.name
+        return (yield from self.kept(key, steps))
 
     def ablations(self, snapshot: Snapshot, names: Sequence[str]) -> Steps[Arrays]:
         """Loss of each held-out example under each intervention, by the intervention's title."""
@@ -146,39 +174,6 @@ class Desk:
         np.savez(buffer, allow_pickle=False, **found)
         atomic_write(path, buffer.getvalue())
         return found
-
-
-def relayed(steps: Iterator[Progress | T]) -> Steps[T]:
-    """Pass on the progress of a long work and return its result."""
-    result: T | None = None
-    for step in steps:
-        if isinstance(step, Progress):
-            yield step
-        else:
-            result = step
-    assert result is not None  # the last thing that a long work yields
-    return result
-
-
-@torch.no_grad()
-def scores(model: TaskModel, data: EvaluationSet, size: int = 64) -> Iterator[Progress | Arrays]:
-    """Measure every example: its loss; for a classifier, whether it is in the Top-1 and Top-5."""
-    device = next(model.parameters()).device
-    found: dict[str, list[NDArray[np.float64]]] = {}
-    done = 0
-    for inputs, targets in data.batches(size):
-        yield Progress(done, len(data), f"{model.config.name}, held-out examples")
-        inputs, targets = inputs.to(device), targets.to(device)
-        parts = {"loss": model.score(inputs, targets)["loss"]}
-        if isinstance(model, ImageClassifier):
-            logits = model(inputs)
-            for k in (1, 5):
-                likeliest = logits.topk(min(k, logits.shape[1]), 1).indices
-                parts[f"top{k}"] = (likeliest == targets[:, None]).any(1)
-        for name, part in parts.items():
-            found.setdefault(name, []).append(part.cpu().double().numpy())
-        done += len(inputs)
-    yield {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 # ---------------------------------------------------------------- runs and data

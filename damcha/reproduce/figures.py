@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from damcha import gallery
-from damcha.analysis.progress import Progress
+from damcha.analysis.progress import Progress, relayed
 from damcha.errors import InputError
 from damcha.figures.spec import Array, Distributions, Figure, Intervals, Panel
 from damcha.gallery.epochs import open_history, small_multiples, surface
 from damcha.gallery.subject import Subject
-from damcha.reproduce.experiment import Arrays, Desk, Outcome, relayed
+from damcha.reproduce.experiment import Arrays, Desk, Outcome
 from damcha.reproduce.tables import PARTS, compared, made, numbers, summaries
 
 VIEWS = ("full", "head_metrics", "blocks")

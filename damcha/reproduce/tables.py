@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from damcha.analysis import scaling
-from damcha.analysis.ablation import BOOTSTRAP, TOP, Evaluation, Summary, summarise
-from damcha.analysis.progress import Progress
+from damcha.analysis.ablation import Evaluation, Summary, summarise
+from damcha.analysis.progress import Progress, relayed
+from damcha.analysis.summary import TOP, resamples
+from damcha.analysis.summary import interval as of_mean
 from damcha.checkpoint import atomic_write, pick_device
+from damcha.errors import InputError
 from damcha.figures.scaling import scaling_figure, scaling_table, table2
 from damcha.figures.spec import Figure, Lines, Panel, Provenance, Series
 from damcha.figures.table import Cell, Table
 from damcha.gallery.ablation import USUAL
-from damcha.reproduce.experiment import Arrays, Desk, Outcome, Steps, relayed
+from damcha.reproduce.experiment import Arrays, Desk, Outcome, Steps
 
 ABSENT = "–"
 """Printed where the paper's number is not at hand, or nothing was measured."""
@@ -52,10 +55,8 @@ def summaries(systems: Mapping[str, Arrays], name: str = "loss") -> tuple[Summar
 
 def interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
     """Mean over examples with its 95 % percentile bootstrap interval; `values` is [seeds, n]."""
-    own, n = values.mean(0), values.shape[1]
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=BOOTSTRAP)
-    low, high = np.quantile(counts @ own / n, (0.025, 0.975))
-    return float(own.mean()), float(low), float(high)
+    own = values.mean(0)
+    return float(own.mean()), *of_mean(own, resamples(len(own), seed))
 
 
 def seed_spread(values: NDArray[np.float64]) -> float | None:
@@ -99,28 +100,45 @@ def _rules(sizes: Sequence[int]) -> tuple[int, ...]:
 def completion(desk: Desk) -> Iterator[Progress | Outcome]:
     """Table 1: images by mechanism."""
     found = yield from compared(desk)
-    yield completion_outcome(desk, found)
+    fids: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    reasons: dict[str, None] = {}
+    for one in desk.made:
+        try:
+            got = yield from desk.fids(one.snapshot)
+        except InputError as error:  # too few pictures to learn features from
+            reasons[str(error)] = None
+            continue
+        key = (one.snapshot.run.config.data.dataset, one.system)
+        fids.setdefault(key, []).append((float(got["fid"][0]), float(got["fid_top"][0])))
+    means = {key: np.mean(seeds, axis=0) for key, seeds in fids.items()}
+    yield completion_outcome(desk, found, means, "; ".join(reasons))
 
 
 def completion_outcome(
     desk: Desk,
     found: Mapping[str, Mapping[str, Arrays]],
-    fids: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    fids: Mapping[tuple[str, str], NDArray[np.float64]],
+    reason: str = "",
 ) -> Outcome:
-    """Table 1 from losses, and from FID and FID@Top-50 of (data set, system) where measured."""
+    """Table 1 from losses, and from FID and FID@Top-50 of (data set, system), or why none."""
     rows: list[tuple[Cell, ...]] = []
     published = " / ".join(f"{value:.2f}" for value in FID_TOP50)
     for data, systems in found.items():
         for one in summaries(systems):
-            fid = (fids or {}).get((data, one.name))
+            measured = fids.get((data, one.name))
+            fid = (ABSENT, ABSENT) if measured is None else measured.tolist()
             rows.append((
                 data, one.name, one.mean, one.q25, one.q75, one.top50,
-                (one.difference, *one.interval), *(fid or (ABSENT, ABSENT)), ABSENT,
+                (one.difference, *one.interval), *fid, ABSENT,
                 published if one.name == "DAMCHA" else ABSENT,
             ))  # fmt: skip
     words = f"Images by mechanism: MSE, pixels in [-1, 1]; Top-{TOP}: lowest losses."
-    if not fids:
-        words += " FID: not measured."
+    for data, network in desk.networks.items():
+        words += (
+            f" FID on {data}: of predictions, by features of {network}; one value, no interval."
+        )
+    if reason:
+        words += f" FID was not measured everywhere ({reason})."
     note = (
         f"{_caption(desk, words)} For DAMCHA's FID@Top-50 on CIFAR-10 the paper has three figures "
         "that contradict each other; FIDs of other data or features cannot be set beside them."
@@ -133,6 +151,8 @@ def completion_outcome(
         columns, tuple(rows), note, "tab:table1", rules=_rules([len(s) for s in found.values()])
     )
     values = {data: numbers(systems) for data, systems in found.items()}
+    for (data, name), fid in fids.items():
+        values[data][name] |= {"fid": float(fid[0]), "fid_top50": float(fid[1])}
     return Outcome(values, table, paper={"DAMCHA, CIFAR-10, FID@Top-50": FID_TOP50})
 
 

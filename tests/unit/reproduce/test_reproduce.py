@@ -7,12 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 import damcha.training
+from damcha.analysis.evaluation import scores
+from damcha.analysis.progress import finished
 from damcha.checkpoint import open_run
 from damcha.cli import main
 from damcha.data.evaluation import evaluation_set
 from damcha.errors import CheckpointError
 from damcha.reproduce import EXPERIMENTS
-from damcha.reproduce.experiment import scores
 from damcha.reproduce.read import list_results, open_result
 
 IDX = Path(__file__).resolve().parents[2] / "data" / "idx"
@@ -74,8 +75,7 @@ def test_numbers_are_those_of_the_runs(table4):
         for name in (f"fashion-{word}", f"fashion-{word}-seed1"):
             opened = open_run(folder / "runs" / name)
             data = evaluation_set(opened.config.data, IDX, 12)
-            *_, found = scores(opened.load(None, "cpu"), data)
-            losses.append(found["loss"])
+            losses.append(finished(scores(opened.load(None, "cpu"), data))["mse"])
         assert losses[0].mean() != losses[1].mean()
         np.testing.assert_allclose(values[system]["mean"], np.mean(losses), rtol=1e-6)
         np.testing.assert_allclose(values[system]["seed_means"], np.mean(losses, 1), rtol=1e-6)
@@ -105,7 +105,7 @@ def test_finished_work_is_not_done_again(table4, monkeypatch):
     def never(*args, **options):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("damcha.reproduce.experiment.scores", never)
+    monkeypatch.setattr("damcha.analysis.evaluation.scores", never)
     again = done("table4", folder, "--seeds", "2")
     assert again["values"] == facts["values"]
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
@@ -158,7 +158,10 @@ def test_other_kinds_on_tiny_runs(name, tmp_path, monkeypatch):
     assert facts["figures"] == ([name] if name.startswith("figure") else [])
     if name == "table1":
         cells = dict(zip(facts["table"]["columns"], facts["table"]["rows"][0], strict=True))
-        assert cells["Paper: FID@Top-50"] == "58.64 / 63.03 / 65.13" and cells["FID"] == "–"
+        assert cells["Paper: FID@Top-50"] == "58.64 / 63.03 / 65.13"
+        fid = facts["values"]["fashion_mnist"]["DAMCHA"]["fid"]
+        assert float(cells["FID"]) == fid > 0
+        assert "by features of small CNN trained on" in facts["table"]["caption"]
     if name == "table6":
         own = facts["values"]["fashion_mnist"]["DAMCHA"]
         assert 0 <= own["top1"][0] <= own["top5"][0] <= 1
