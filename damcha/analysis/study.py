@@ -17,11 +17,10 @@ from scipy import stats
 
 from damcha.analysis.runs import cost_of
 from damcha.checkpoint.files import read_text
-from damcha.checkpoint.run import MAX_METRICS_BYTES
+from damcha.checkpoint.run import MAX_CONFIG_BYTES, MAX_METRICS_BYTES
 from damcha.config import RunConfig
 from damcha.errors import InputError
 
-MAX_CONFIG_BYTES = 2**20
 Estimate = tuple[float, float, float]
 """Lower end of a 95 % interval, mean, upper end; the ends are NaN for a single seed."""
 
