@@ -97,6 +97,13 @@ class MetricConfig(_Config):
     """Rank of a bias (U·s_ℓ) Vᵀ added to the metric in layer ℓ; 0 for none."""
     diagonal_scale: Annotated[float, Field(ge=-1e3, le=1e3)] = 1.0
     off_diagonal_scale: Annotated[float, Field(ge=-1e3, le=1e3)] = 1.0
+    mixing: Literal["none", "shared", "layer"] = "none"
+    """A learned d×d matrix P that mixes the channels of queries and keys before they are cut into
+    heads, S_a = (XP)_a R_a (YP)_aᵀ: ``shared`` by all layers, or one for each ``layer``. Training
+    starts at P = I. ``none`` is the paper's form: head a reads channels [a·e, (a+1)·e) alone."""
+    query_norm: Literal["none", "rms"] = "none"
+    """``rms``: q_a and k_a of every token are divided by their root mean square over the head's
+    channels, and q is multiplied by a learned gain per layer and channel, which starts at 1."""
     metric_init: Literal["identity", "random"] = "identity"
     """``identity``: training starts at M ≈ I plus a small input-dependent part.
     ``random``: PyTorch's default initialisation of the last layer, as the authors do."""
@@ -120,6 +127,11 @@ class MetricConfig(_Config):
                 f"off_diagonal: '{self.off_diagonal}' does not give a symmetric metric; "
                 "use off_diagonal='direct' or constraint='free'"
             )
+        if self.query_norm != "none" and self.aggregation == "bilinear":
+            raise ValueError(
+                "query_norm: with aggregation='bilinear' a head's query has the channels of all "
+                "heads, so there is no norm of its own; use query_norm='none' or 'rowsum'"
+            )
         if self.generator == "static" and self.context == "causal" and self.context_stride != 1:
             raise ValueError("context_stride: a static metric has no context; leave it at 1")
         return self
@@ -132,7 +144,8 @@ class MetricConfig(_Config):
         widths = (d, *self.hidden_dims, out)
         layers = 0 if self.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
         others = {"direct": 0, "linear_combination": h**3, "separate": d * d}[self.off_diagonal]
-        return layers + out + others + 2 * d * self.layer_bias_rank
+        mixing = 0 if self.mixing == "none" else d * d
+        return layers + out + others + mixing + 2 * d * self.layer_bias_rank
 
 
 class MechanismConfig(_Config):
@@ -242,6 +255,8 @@ class ModelConfig(_Config):
             return self.n_layers * (4 * d * d + feed_forward)
         copies = self.n_layers if metric.sharing == "none" else 1
         generators = copies * metric.weights(d, self.n_heads)
+        if metric.mixing == "layer" and copies == 1:
+            generators += (self.n_layers - 1) * d * d
         return self.n_layers * (2 * d * d + feed_forward) + generators
 
 
@@ -296,6 +311,9 @@ class TrainConfig(_Config):
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 128
     """Examples in a step, over all processes together."""
     lr: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    generator_lr: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """The learning rate of M's own weights (f_θ or the constant), as a factor of `lr`. Under RowSum
+    h blocks add up to R_a, and Adam moves each of them by `lr`: 1/h makes R_a move by `lr`."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.01
     warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] = 100
     schedule: Literal["cosine", "constant"] = "cosine"

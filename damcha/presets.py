@@ -97,6 +97,7 @@ PRESETS: dict[str, RunConfig] = {
     "fashion-classifier": _classifier(),
     "objects": _objects(),
     "text": _text(),
+    "text-paper": _text().override({"name": "text-paper"}),  # stays the paper's form
     "cifar10": _objects().override({"name": "cifar10", "dataset": "cifar10"}),
     "cifar100": _objects().override({"name": "cifar100", "dataset": "cifar100"}),
     "cifar10-masked": _masked(),

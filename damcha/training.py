@@ -29,6 +29,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from damcha.attention import CrossHeadMetric
 from damcha.checkpoint.card import model_card, write_samples
 from damcha.checkpoint.files import atomic_write, read_text, remove_drafts
 from damcha.checkpoint.resume import NAME as RESUME
@@ -146,12 +147,26 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; gains, biases and other vectors are not decayed."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
+    """AdamW; biases and other vectors are not decayed.
+
+    M's own weights form groups of their own where their learning rate is another.
+    """
+    own = {
+        id(p)
+        for source in model.modules()
+        if isinstance(source, CrossHeadMetric) and config.generator_lr != 1
+        for name, p in source.named_parameters()
+        if name not in ("mixing", "gain")
+    }
+    groups = []
+    for factor in (1.0, config.generator_lr)[: 1 + bool(own)]:
+        part = [p for p in model.parameters() if (id(p) in own) == (factor != 1)]
+        groups += [
+            {"params": [p for p in part if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in part if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        for group in groups[-2:]:
+            group["factor"] = factor
     return torch.optim.AdamW(groups, lr=config.lr)
 
 
@@ -300,7 +315,7 @@ def train(
                 torch.manual_seed(settings.seed * 1_000_003 + step * world + rank)
                 inputs, targets = _batch(train_data, config, step, rank, world)
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(settings, step)
+                    group["lr"] = learning_rate(settings, step) * group.get("factor", 1.0)
                 plain.set_progress(step / n_steps)
                 loss = objective(inputs.to(accelerator.device), targets.to(accelerator.device))
                 accelerator.backward(loss)

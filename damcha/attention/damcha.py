@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from damcha.attention.base import Attention, Cache, Call, Heads, split_heads
@@ -89,7 +90,7 @@ class DAMCHAttention(Attention):
         self.metric = metric
 
     def project(self, call: Call) -> Heads:
-        """Q = X_a R_a (or X_a M_a,:), k = the raw key channels, v = X W_V."""
+        """Q = X_a R_a (or X_a M_a,:), k = the raw (or mixed) key channels, v = X W_V."""
         query, key = call.query, call.key
         metric: Metric | None = call.given.get("metric")
         if metric is None:
@@ -105,8 +106,14 @@ class DAMCHAttention(Attention):
                 f"{query.shape[1]} queries and {key.shape[1]} keys; use context='full' for "
                 "cross-attention"
             )
-        q = metric.queries(query, self.num_heads)
-        k = self._keys(key, bilinear=metric.head_metrics is None)
+        mixed_key = metric.mixed(key)
+        mixed_query = mixed_key if query is key else metric.mixed(query)
+        q = metric.queries(mixed_query, self.num_heads)
+        k = self._keys(mixed_key, bilinear=metric.head_metrics is None)
+        if metric.gain is not None:
+            gain = metric.gain.unflatten(0, (self.num_heads, 1, -1))
+            q, k = (F.rms_norm(t, t.shape[-1:], eps=1e-6) for t in (q, k))
+            q = q * gain
         return Heads(q, k, split_heads(self.value_proj(call.value), self.num_heads))
 
     def split_bias(self, bias_k: Tensor, bias_v: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,8 +154,9 @@ class DAMCHAttention(Attention):
     ) -> int:
         """2Ld² + L'd²/h + 2L²d and the generator, L' = L rounded up to whole strides.
 
-        Bilinear: 2Ld² + L'd² + L²d(h + 1). The generator: P = ⌈L/s⌉ positions (1 without causal
-        context) through its hidden layers and a last one of w·d²/h, or w·d² where M is explicit.
+        Bilinear: 2Ld² + L'd² + L²d(h + 1). Mixing adds Ld². The generator: P = ⌈L/s⌉ positions (1
+        without causal context) through its hidden layers and a last one of w·d²/h, or w·d² where M
+        is explicit.
 
         Raises
         ------
@@ -169,6 +177,8 @@ class DAMCHAttention(Attention):
             own = padded * d * d + length**2 * d * (h + 1)
         else:
             own = padded * d * d // h + 2 * length**2 * d
+        if metric.mixing != "none":
+            own += length * d * d
         generator = 0
         if metric.generator == "mlp" and with_generator:
             rows = h if metric.aggregation == "rowsum" else 1

@@ -16,7 +16,8 @@ separate        N_kk [h, e, e]               diagonal N_aa, off-diagonal B_ab (f
 =============== ============================ ====================================================
 
 then blocks are scaled (``diagonal_scale``, ``off_diagonal_scale``), and in layer ℓ the low-rank
-bias (U_β diag(s_ℓ)) V_βᵀ is added. ``static`` replaces f_θ's output by a learned constant.
+bias (U_β diag(s_ℓ)) V_βᵀ is added. ``static`` replaces f_θ's output by a learned constant. With
+``mixing``, M compares the channels of XP and YP instead of those of X and Y.
 
 Fused RowSum: for free and symmetric metrics, RowSum is linear in f_θ's output and so commutes with
 its last affine map: R = RowSum(W) hidden + RowSum(bias), at w·d²/h instead of w·d² and without M.
@@ -79,6 +80,14 @@ class Metric:
     """Queries of position 0 that came before this call (cached decoding)."""
     sees_all: bool = False
     """Computed from the whole sequence, hence not fit for causal use."""
+    mixing: Float[Tensor, "d d"] | None = None
+    """P; queries and keys are cut into heads after it."""
+    gain: Float[Tensor, " d"] | None = None
+    """Gain of normalised queries; None where queries and keys are used as they are."""
+
+    def mixed(self, x: Float[Tensor, "batch tokens d"]) -> Tensor:
+        """XP, or X where there is no P."""
+        return x if self.mixing is None else x @ self.mixing
 
     def queries(self, x: Float[Tensor, "batch tokens d"], n_heads: int) -> Tensor:
         """Return X_a R_a [B, h, L, e], or X_a M_a,: [B, h, L, d] for bilinear aggregation."""
@@ -187,6 +196,7 @@ class CrossHeadMetric(nn.Module):
     output bias, static constant E[M] = I: identity, or random factors with E[A Aᵀ/√r] = I
     α, B                         normal, std 0.02
     layer bias U_β, V_β, s       normal std 0.02; s = 1
+    mixing P, gain of queries    P = I; gain = 1
     ============================ ==================================================================
 
     ``metric_init="random"`` leaves the output layer at PyTorch's default, as the authors do.
@@ -236,6 +246,12 @@ class CrossHeadMetric(nn.Module):
             self.bias_u = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
             self.bias_v = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
             self.bias_scales = nn.Parameter(torch.ones(n_layers, config.layer_bias_rank, **factory))
+        own = 1 if config.sharing == "none" else n_layers  # else the generator serves one layer
+        if config.mixing != "none":
+            n = own if config.mixing == "layer" else 1
+            self.mixing = nn.Parameter(torch.empty(n, d_model, d_model, **factory))
+        if config.query_norm != "none":
+            self.gain = nn.Parameter(torch.ones(own, d_model, **factory))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -257,6 +273,10 @@ class CrossHeadMetric(nn.Module):
         for name in ("alpha", "separate", "bias_u", "bias_v"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
+        if config.mixing != "none":
+            self.mixing.copy_(torch.eye(d))
+        if config.query_norm != "none":
+            nn.init.ones_(self.gain)
 
     # ---------------------------------------------------------------- construction of M and R
 
@@ -428,7 +448,9 @@ class CrossHeadMetric(nn.Module):
 
     @property
     def _finishes_per_layer(self) -> bool:
-        return bool(self.config.layer_bias_rank) or wants_per_layer(self)
+        config = self.config
+        own = config.layer_bias_rank or config.mixing == "layer" or config.query_norm != "none"
+        return bool(own) or wants_per_layer(self)
 
     def _build(self, metric: Metric, old: Metric | None) -> Metric:
         """Fill in M or R; position 0 is taken over from `old` where its queries continue."""
@@ -471,4 +493,9 @@ class CrossHeadMetric(nn.Module):
             report_metric(self, record)
         if config.aggregation == "bilinear":
             rows = None
-        return replace(metric, full=full, head_metrics=rows)
+        mixing = gain = None
+        if config.mixing != "none":
+            mixing = self.mixing[(layer or 0) % len(self.mixing)]
+        if config.query_norm != "none":
+            gain = self.gain[(layer or 0) % len(self.gain)]
+        return replace(metric, full=full, head_metrics=rows, mixing=mixing, gain=gain)

@@ -28,12 +28,16 @@ def metric_settings(draw, causal):
     constraint = draw(st.sampled_from(["free", "free", "symmetric", "psd", "low_rank"]))
     kinds = ["direct", "linear_combination", "separate"] if constraint == "free" else ["direct"]
     pools = generator == "mlp" and not causal
+    aggregation = draw(st.sampled_from(["rowsum", "bilinear"]))
+    norms = ["none", "rms"] if aggregation == "rowsum" else ["none"]
     return MetricConfig(
         generator=generator,
         hidden_dims=draw(st.sampled_from([(), (4,), (5, 3)])),
         context="full" if pools else "causal",
         context_stride=draw(st.sampled_from([1, 2, 3, 20])) if generator == "mlp" else 1,
-        aggregation=draw(st.sampled_from(["rowsum", "bilinear"])),
+        aggregation=aggregation,
+        mixing=draw(st.sampled_from(["none", "shared", "layer"])),
+        query_norm=draw(st.sampled_from(norms)),
         constraint=constraint,
         rank=draw(st.integers(1, 4)) if constraint in ("psd", "low_rank") else None,
         off_diagonal=draw(st.sampled_from(kinds)),

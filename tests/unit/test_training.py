@@ -158,6 +158,36 @@ def test_only_matrices_are_decayed():
     assert count == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("sharing", ["stack", "none"])
+def test_the_generator_can_have_a_learning_rate_of_its_own(sharing):
+    model = build_model(make(sharing=sharing, mixing="layer"))
+    groups = make_optimizer(model, TrainConfig(generator_lr=0.25, weight_decay=0.3)).param_groups
+    assert [(g["factor"], g["weight_decay"]) for g in groups] == [
+        (1, 0.3), (1, 0), (0.25, 0.3), (0.25, 0),
+    ]  # fmt: skip
+    slow = {id(p) for group in groups[2:] for p in group["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in slow}
+    assert names == {
+        name for name, _ in model.named_parameters()
+        if "metric.hidden." in name or "metric.output." in name
+    }  # fmt: skip
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_training_uses_the_generator_s_learning_rate(tmp_path):
+    def moved(factor, name):
+        config = make(generator_lr=factor, epochs=1, steps_per_epoch=1, warmup_steps=0)
+        folder = tmp_path / str(factor)
+        finish(config, folder)
+        torch.manual_seed(config.train.seed)
+        start = build_model(config).state_dict()[name]
+        return float((read_weights(folder / "epoch-0000.safetensors")[name] - start).abs().max())
+
+    for name, factor in (("stack.metric.output.bias", 0.25), ("head.0.bias", 1.0)):
+        assert moved(1.0, name) == pytest.approx(3e-3, rel=1e-2)  # Adam's first step is lr
+        assert moved(0.25, name) == pytest.approx(factor * 3e-3, rel=1e-2)
+
+
 def test_evaluation_is_a_mean_over_examples_and_leaves_the_mode():
     config = make(**CLASSIFIER, dropout=0.5)
     torch.manual_seed(0)

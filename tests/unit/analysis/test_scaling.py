@@ -38,15 +38,16 @@ def test_formula_and_torch_s_count_agree(layers, stacks):
 
 
 @pytest.mark.parametrize("stride", [1, 4, 16])
+@pytest.mark.parametrize("mixing", ["none", "layer"])
 @pytest.mark.parametrize("aggregation", ["rowsum", "bilinear"])
-def test_damcha_s_formula(stride, aggregation):
+def test_damcha_s_formula(stride, aggregation, mixing):
     import torch
 
     from damcha.analysis.scaling import _counted, build
 
     for kind, layers in (("layer", 1), ("stack", 3)):
         config = configuration("damcha", 32, 4, layers, stride)
-        metric = config.metric.model_copy(update={"aggregation": aggregation})
+        metric = config.metric.model_copy(update={"aggregation": aggregation, "mixing": mixing})
         config = config.model_copy(update={"metric": metric})
         x = torch.randn(1, 11, 32)
         assert _counted(build(config, kind, "cpu"), x, kind) == multiply_adds(config, 11, kind)

@@ -78,6 +78,69 @@ def test_sharing_replaces_the_metric_within_the_block_only(layer, normal):
     assert torch.equal(layer(x, x, x)[0], plain)
 
 
+def options_layer(randomise, **settings):
+    config = MetricConfig(hidden_dims=(5,), **settings)
+    return randomise(DAMCHAttention(D, H, batch_first=True, metric=config).double())
+
+
+def test_mixing_changes_the_channels_that_heads_compare(randomise, normal):
+    layer = options_layer(randomise, mixing="layer")
+    query, key = normal(2, 5, D), normal(2, 4, D, seed=1)
+    with tap(layer, record=("scores",)) as capture:
+        layer(query, key, key)
+    rows = row_sum(capture.records[0].metric[:, 0], H)
+    x, y = ((t @ layer.metric.mixing[0]).unflatten(-1, (H, E)) for t in (query, key))
+    scores = torch.einsum("blhi,bhij,bmhj->bhlm", x, rows, y) / E**0.5
+    torch.testing.assert_close(capture.scores[0], scores, **EXACT)
+
+
+def test_norms_of_queries_and_keys(randomise, normal):
+    layer = options_layer(randomise, query_norm="rms")
+    query, key = normal(2, 5, D), normal(2, 4, D, seed=1)
+    with tap(layer, record=("scores",)) as capture:
+        layer(query, key, key)
+    rows = row_sum(capture.records[0].metric[:, 0], H)
+    q = torch.einsum("blhi,bhij->blhj", query.unflatten(-1, (H, E)), rows)
+    q, k = (
+        t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        for t in (q, key.unflatten(-1, (H, E)))
+    )
+    scores = torch.einsum("blhj,bmhj->bhlm", q * layer.metric.gain.view(H, E), k) / E**0.5
+    torch.testing.assert_close(capture.scores[0], scores, **EXACT)
+
+
+@pytest.mark.parametrize("aggregation", ["rowsum", "bilinear"])
+def test_mixing_starts_as_the_paper_s_form(normal, aggregation):
+    x, outputs = normal(2, 5, D), []
+    for mixing in ("none", "shared", "layer"):
+        torch.manual_seed(0)
+        config = MetricConfig(mixing=mixing, aggregation=aggregation)
+        outputs.append(DAMCHAttention(D, H, batch_first=True, metric=config).double()(x, x, x)[0])
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "n"),
+    [
+        ({"mixing": "shared"}, "mixing", 1),
+        ({"mixing": "layer"}, "mixing", 3),
+        ({"mixing": "layer", "sharing": "parameters"}, "mixing", 3),
+        ({"mixing": "layer", "sharing": "none"}, "mixing", 1),
+        ({"query_norm": "rms"}, "gain", 3),
+        ({"query_norm": "rms", "sharing": "none"}, "gain", 1),
+    ],
+)
+def test_a_layer_has_its_own_mixing_and_gain(randomise, normal, settings, name, n):
+    source = CrossHeadMetric(D, H, MetricConfig(**settings), n_layers=3).double()
+    source = randomise(source)
+    own = getattr(source, name)
+    assert len(own) == n
+    shared = source(normal(1, 4, D), shared=True)
+    for layer in range(3):
+        found = getattr(source.for_layer(shared, layer), name)
+        assert torch.equal(found, own[layer if n == 3 else 0])
+
+
 def test_state_dict_names():
     config = MetricConfig(hidden_dims=(4, 3), layer_bias_rank=1, off_diagonal="linear_combination")
     names = list(DAMCHAttention(D, H, metric=config, add_bias_kv=True).state_dict())
