@@ -32,6 +32,10 @@ _ORDER = (
     "Which of Figures 3, 4, 6 and 7 shows what is not said in what we have of the paper; this "
     "assignment is ours.",
 )
+_FORMS = (
+    "The forms differ in their number of weights, which is in the table; the learning rate is the "
+    "preset's for all.",
+)
 _SUBSPACES = ("The tasks are ours: of the paper we have the captions only.",)
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -129,6 +133,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             "figure13", "cross-subspace tasks: classification",
             "Targets that couple head subspaces, by entanglement.",
             plans.nothing, figures.subspaces, caveats=_SUBSPACES,
+        ),
+        Experiment(
+            "text-study", "can DAMCHA win on text?",
+            "Not of the paper: forms of DAMCHA that did best in text-screening, beside MHA, are "
+            "trained on the same bytes with the same budget, data order and seeds.",
+            plans.final, tables.variants, caveats=_FORMS,
+        ),
+        Experiment(
+            "text-screening", "forms of DAMCHA on text",
+            "Not of the paper: what one would try first, each with a fifth of the study's steps.",
+            plans.screened, tables.variants,
+            caveats=(*_FORMS, "So early a step does not settle where a longer training ends."),
         ),
     )
 }  # fmt: skip

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from damcha.analysis import scaling
 from damcha.analysis.ablation import Evaluation, Summary, summarise
 from damcha.analysis.progress import Progress, relayed
+from damcha.analysis.study import Estimate, Trained, study
 from damcha.analysis.summary import TOP, resamples
 from damcha.analysis.summary import interval as of_mean
 from damcha.checkpoint import atomic_write, pick_device
 from damcha.errors import InputError
 from damcha.figures.scaling import scaling_figure, scaling_table, table2
 from damcha.figures.spec import Figure, Lines, Panel, Provenance, Series
+from damcha.figures.study import study_figure
 from damcha.figures.table import Cell, Table
 from damcha.gallery.ablation import USUAL
 from damcha.reproduce.experiment import Arrays, Desk, Outcome, Steps
@@ -198,6 +200,54 @@ def language(desk: Desk) -> Iterator[Progress | Outcome]:
             own["bits_per_byte"] = own["mean"] / math.log(2)
             own["perplexity"] = math.exp(own["mean"])
     yield Outcome(values, table)
+
+
+def variants(desk: Desk) -> Iterator[Progress | Outcome]:
+    """The study of text: validation losses over seeds, and how they got there."""
+    trained = [
+        Trained(
+            one.system, one.snapshot.run.config,
+            {line["step"]: line["valid_loss"] for line in one.snapshot.run.metrics},
+        )
+        for one in desk.made
+    ]  # fmt: skip
+    found = study(trained, max(trained[0].losses), ("MHA", "paper"))
+    columns = (
+        "Form", "Weights", "Settings", "Loss [95 %]", "To MHA [95 %]", "To the paper's [95 %]",
+    )  # fmt: skip
+    rows = [
+        (
+            one.name, one.parameters,
+            " ".join(f"{k}={_setting(v)}" for k, v in one.settings.items()) or "the preset's",
+            *(_estimate(e) for e in (one.loss, *map(one.differences.get, ("MHA", "paper")))),
+        )
+        for one in sorted(found.variants, key=lambda one: one.loss[1])
+    ]  # fmt: skip
+    seeds = len(found.variants[0].seeds)
+    words = "; intervals: Student's t" if seeds > 1 else "; one seed has no interval"
+    note = (
+        f"Forms of DAMCHA on bytes of English, best first: nats a byte after {found.step} steps on "
+        f"{trained[0].config.train.validation_examples} held-out examples. Ours, {seeds} "
+        f"seed{'s' * (seeds > 1)}. Differences are paired by seed{words}."
+    )
+    figure = replace(study_figure(found, made(desk)), name=desk.experiment.name)
+    yield Outcome(
+        asdict(found), Table(columns, tuple(rows), note, f"tab:{desk.experiment.name}"),
+        {desk.experiment.name: figure},
+    )  # fmt: skip
+
+
+def _setting(value: Any) -> str:
+    """A value as ``--set field=value`` takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _estimate(found: Estimate | None) -> Cell:
+    """Mean with its interval, or alone where one seed has none."""
+    if found is None:
+        return ABSENT
+    low, mean, high = found
+    return mean if math.isnan(low) else (mean, low, high)
 
 
 def classification(desk: Desk) -> Iterator[Progress | Outcome]:

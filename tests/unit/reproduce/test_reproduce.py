@@ -167,6 +167,40 @@ def test_other_kinds_on_tiny_runs(name, tmp_path, monkeypatch):
         assert 0 <= own["top1"][0] <= own["top5"][0] <= 1
 
 
+def test_forms_on_text_are_compared_by_seed(tmp_path, monkeypatch):
+    from damcha.reproduce import plans
+
+    few = {label: plans.SCREENED[label] for label in ("paper", "MHA", "mixing")}
+    monkeypatch.setattr(plans, "SCREENED", few)
+    text = tmp_path / "data"
+    text.mkdir()
+    for part in ("train", "valid", "test"):
+        (text / f"a.{part}.txt").write_text("To be, or not to be, that is the question. " * 20)
+    words = [word for pair in TINY if "patch" not in pair for word in ("--set", pair)]
+    out = tmp_path / "out"
+    result = CliRunner().invoke(main, [
+        "reproduce", "text-screening", "--out", str(out), "--data", str(text), "--device", "cpu",
+        "--seeds", "2", "--set", "seq_len=32", "--set", "hidden_dims=8", *words,
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    facts = json.loads((out / "results.json").read_text())
+    assert facts["figures"] == ["text-screening"] and len(facts["runs"]) == 6
+    by_name = {one["name"]: one for one in facts["values"]["variants"]}
+    ends = {
+        name: [
+            open_run(out / "runs" / f"text-{word}{seed}").metrics[-1]["valid_loss"]
+            for seed in ("", "-seed1")
+        ]
+        for name, word in (("MHA", "mha"), ("mixing", "mixing"))
+    }
+    gaps = np.subtract(ends["mixing"], ends["MHA"])
+    np.testing.assert_allclose(by_name["mixing"]["differences"]["MHA"][1], gaps.mean(), rtol=1e-12)
+    row = next(row for row in facts["table"]["rows"] if row[0] == "mixing")
+    assert "off_diagonal=linear_combination mixing=layer" in row[2] and len(row[4]) == 3
+    low, mean, high = by_name["mixing"]["differences"]["MHA"]
+    assert row[4] == [mean, low, high] and low < mean < high
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
