@@ -145,8 +145,7 @@ SHIPPED: dict[str, tuple[str, dict[str, str]]] = {
 """Name of a shipped run → its preset and settings."""
 
 LAST = {"snapshots": "49"}
-"""Runs to compare results with keep their last epoch only, to stay small. Of the text family, MMA,
-MoA and BudgetFormer ship; the others have names here, and `damcha train NAME` makes them."""
+"""Runs to compare results with keep their last epoch only, to stay small."""
 for _family in ("fashion", "text"):
     for _name in ("tha", "dcmha", "colmha", "mma", "moa", "budgetformer", "iha"):
         SHIPPED[f"{_family}-{_name}"] = (_family, {"attention": _name, **LAST})

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from damcha import gallery
+from damcha.analysis import subspaces as task
 from damcha.analysis.progress import Progress, relayed
 from damcha.errors import InputError
 from damcha.figures.spec import Array, Distributions, Figure, Intervals, Panel
+from damcha.figures.subspaces import outcome, subspaces_figure, subspaces_table
 from damcha.gallery.epochs import open_history, small_multiples, surface
 from damcha.gallery.subject import Subject
 from damcha.reproduce.experiment import Arrays, Desk, Outcome
@@ -163,14 +167,35 @@ def _epochs(desk: Desk, draw: Any) -> Iterator[Progress | Outcome]:
 # ---------------------------------------------------------------- cross-subspace tasks
 
 
-def subspaces(desk: Desk) -> Iterator[Progress | Outcome]:
+def subspaces(kind: task.Kind) -> Callable[[Desk], Iterator[Progress | Outcome]]:
     """Figures 12 and 13: tasks whose target couples head subspaces."""
-    try:
-        analysis: Any = importlib.import_module("damcha.analysis.subspaces")
-        drawing: Any = importlib.import_module("damcha.figures.subspaces")
-    except ModuleNotFoundError:
-        raise InputError(
-            f"{desk.experiment.name}: this version of damcha has no cross-subspace tasks yet"
-        ) from None
-    found = yield from relayed(analysis.study(analysis.SMALL if desk.small else analysis.FULL))
-    yield drawing.outcome(found, desk.experiment.name)
+
+    def measure(desk: Desk) -> Iterator[Progress | Outcome]:
+        size = task.SMALL if desk.small else task.FULL
+        cells = []
+        for width, level in product(size.widths, size.levels):
+            key = ("subspaces", f"{kind}-{width}-{level:g}", repr(size), repr(task.SYSTEMS))
+            found = yield from desk.kept(key, partial(_cell, kind, size, width, level))
+            cells.append(task.Cell(width, level, found["values"], found["best"]))
+        name = desk.experiment.name
+        figure = subspaces_figure(kind, size, cells, made(desk))
+        table = subspaces_table(kind, size, cells, f"tab:{name}")
+        values = {
+            "kind": kind, "size": asdict(size), "parameters": task.parameters(size),
+            "systems": list(task.SYSTEMS),
+            "cells": [
+                {"width": c.width, "level": c.level, "best": c.best.tolist(),
+                 "values": c.values.tolist()}
+                for c in cells
+            ],
+        }  # fmt: skip
+        yield Outcome(values, table, {name: replace(figure, name=name)}, notes=outcome(kind, cells))
+
+    return measure
+
+
+def _cell(
+    kind: task.Kind, size: task.Size, width: int, level: float
+) -> Iterator[Progress | Arrays]:
+    found = yield from relayed(task.measure(kind, size, width, level))
+    yield {"values": found.values, "best": found.best}

@@ -50,11 +50,6 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
     "MHA, attention residuals": ("attnres", {"attention": "mha", "residual": "attention"}),
 }
 """Label → (word in names, settings); the first is compared with."""
-SMALL_TEXT = (
-    "DAMCHA", "DAMCHA, unshared", "DAMCHA, w/o f(x)", "DAMCHA, bilinear", "MHA", "MMA", "MoA",
-    "BudgetFormer",
-)  # fmt: skip
-"""Whose runs on text ship."""
 FINAL: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("damcha", {}),
     "MHA": ("mha", {"attention": "mha"}),
@@ -115,9 +110,8 @@ def images(small: bool, seeds: int) -> Sequence[System]:
 
 def texts(small: bool, seeds: int) -> Sequence[System]:
     """Mechanisms on bytes of text, for each set."""
-    if small:
-        return family(PRESETS["text"], SMALL_TEXT, seeds)
-    return [system for base in TEXTS.values() for system in family(base, MECHANISMS, seeds)]
+    bases = [PRESETS["text"]] if small else TEXTS.values()
+    return [system for base in bases for system in family(base, MECHANISMS, seeds)]
 
 
 def final(small: bool, seeds: int) -> Sequence[System]:
@@ -173,7 +167,7 @@ def text_damcha(small: bool, seeds: int) -> Sequence[System]:
 
 def text_mechanisms(small: bool, seeds: int) -> Sequence[System]:
     """Mechanisms on one set of text."""
-    return texts(small, seeds)[: len(SMALL_TEXT if small else MECHANISMS)]
+    return texts(small, seeds)[: len(MECHANISMS)]
 
 
 def epochs(small: bool, seeds: int) -> Sequence[System]:

@@ -201,6 +201,29 @@ def test_forms_on_text_are_compared_by_seed(tmp_path, monkeypatch):
     assert row[4] == [mean, low, high] and low < mean < high
 
 
+def test_cross_subspace_tasks_are_measured_once(tmp_path, monkeypatch):
+    from damcha.analysis import subspaces
+
+    tiny = subspaces.Size(d_model=12, n_heads=3, seq_len=6, widths=(2,), levels=(0.0, 1.0), seeds=2,
+                          steps=3, batch=4, held_out=16)  # fmt: skip
+    monkeypatch.setattr(subspaces, "SMALL", tiny)
+    words = ["reproduce", "figure13", "--small", "--out", str(tmp_path / "figure13")]
+    for _ in range(2):
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        facts = json.loads((tmp_path / "figure13" / "results.json").read_text())
+        assert facts["figures"] == ["figure13"] and facts["values"]["kind"] == "classification"
+        values = np.array([cell["values"] for cell in facts["values"]["cells"]])
+        assert values.shape == (2, 5, 2) and (values > 0).all() and (values < 1).all()
+        assert len(facts["table"]["rows"]) == 10
+        assert "At entanglement 1" in (tmp_path / "figure13" / "README.md").read_text()
+
+        def never(*args):
+            raise AssertionError("measured again")
+
+        monkeypatch.setattr(subspaces, "measure", never)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
