@@ -53,6 +53,8 @@ PLOTLY = {
     "displayModeBar": False,  # double click resets a zoom; exports have their own menu
     "doubleClick": "reset",
 }
+MOST_SCENES = 4
+"""Live 3D scenes of a chart: browsers keep few. More landscapes are shown as on paper."""
 
 _CSS = """
 .stMainBlockContainer { padding: 4.25rem 2.5rem 4rem; max-width: 1500px; }
@@ -301,10 +303,13 @@ def show(
     `state.clicked`).
     """
     from damcha.figures.canvas import drawable
+    from damcha.figures.spec import Surface
 
     told = None if on_click is None else functools.partial(on_click, key)
     if drawable(figure):
         components.figure(cache.canvas((figure,), (), dark(), room), key, told)
+    elif sum(isinstance(panel.mark, Surface) for panel in figure.panels) > MOST_SCENES:
+        picture(figure)
     else:
         selects: dict[str, Any] = {}
         if told is not None:

@@ -19,6 +19,7 @@ FORMS = {
     "contour": "Contours",
     "animation": "Animation",
     "surface": "3D",
+    "surfaces": "3D, all epochs",
     "curves": "Curves",
 }
 
@@ -123,6 +124,12 @@ def draw(subject: Subject, histories: list[History]) -> None:
             st.info("These runs have no epoch in common.", icon=":material/info:")
     elif s.epochs_form == "surface":
         surfaces(histories, several, options)
+    elif s.epochs_form == "surfaces":
+        columns = st.columns(3, gap="medium")
+        options |= camera(*columns[1:])
+        with st.spinner("Drawing the landscapes", show_time=False):
+            figure = epochs.small_multiples(histories, form="surfaces", **options)
+            widgets.show(figure, "epochs", 1200)
     else:
         widgets.show(epochs.curves(histories, s.layer, s.position), "epoch-curves", 1200)
         with st.expander("What these numbers are"):
@@ -140,15 +147,19 @@ def surfaces(histories: list[History], several: bool, options: dict[str, Any]) -
     with columns[0]:
         if several:
             st.select_slider("Epoch shown", there, key=state.bind("epochs_at", there, there[-1]))
-    with columns[1]:
-        st.slider("Around", -180, 180, step=5, key=state.bind("epochs_azimuth"), format="%d°")
-    with columns[2]:
-        st.slider("Above", 0, 90, step=5, key=state.bind("epochs_elevation"), format="%d°")
-    figure = epochs.surface(
-        histories, s.epochs_at if several else there[-1], azimuth=float(s.epochs_azimuth),
-        elevation=float(s.epochs_elevation), **options,
-    )  # fmt: skip
+    options |= camera(*columns[1:])
+    figure = epochs.surface(histories, s.epochs_at if several else there[-1], **options)
     widgets.show(figure, "surface", 1200)
+
+
+def camera(left: Any, right: Any) -> dict[str, float]:
+    """From where landscapes are seen."""
+    s = session()
+    with left:
+        st.slider("Around", -180, 180, step=5, key=state.bind("epochs_azimuth"), format="%d°")
+    with right:
+        st.slider("Above", 0, 90, step=5, key=state.bind("epochs_elevation"), format="%d°")
+    return {"azimuth": float(s.epochs_azimuth), "elevation": float(s.epochs_elevation)}
 
 
 page()

@@ -38,8 +38,8 @@ FIELDS: dict[Field, str] = {
     "from_previous": "M minus its previous snapshot",
 }
 """What can be shown over epochs."""
-Form = Literal["contour", "heatmap"]
-MOST = {"contour": 96, "heatmap": 128, "surface": 128}
+Form = Literal["contour", "heatmap", "surfaces"]
+MOST = {"contour": 96, "heatmap": 128, "surface": 128, "surfaces": 64}
 """Cells a side above which a panel is pooled: level lines and landscapes are dear to draw."""
 
 
@@ -91,8 +91,12 @@ def epochs_figure(
     form: Form = "contour",
     head: int = 0,
     smoothing: float = 0.0,
+    azimuth: float = -60.0,
+    elevation: float = 35.0,
 ) -> Figure:
     """Draw small multiples: a row a run, a column an epoch, one scale for all (paper, Figure 10).
+
+    Landscapes (``form="surfaces"``) are seen from `azimuth` and `elevation`, in degrees.
 
     Epochs that a run does not have stay empty, with a sentence.
     """
@@ -104,6 +108,8 @@ def epochs_figure(
     for row, found in zip(rows, values, strict=True):
         for k, epoch in enumerate(columns):
             mark, size = _mark(found.get(epoch), row, epoch, field, scale, form)
+            if isinstance(mark, Surface):
+                mark = replace(mark, azimuth=azimuth, elevation=elevation)
             pooled = max(pooled, size)
             panels.append(
                 Panel(
@@ -119,7 +125,8 @@ def epochs_figure(
         panels=tuple(panels),
         n_columns=len(columns),
         title=f"{what[0].upper()}{what[1:]} over epochs" + _smoothed(smoothing),
-        caption=_caption(f"{what} over epochs", provenance, scale, smoothing, pooled),
+        caption=_caption(f"{what} over epochs", provenance, scale, smoothing, pooled)
+        + (_seen(azimuth, elevation) if form == "surfaces" else ""),
         provenance=provenance,
         arrays={
             f"{row.name}.epoch_{epoch}": array
@@ -195,7 +202,7 @@ def surfaces_figure(
         n_columns=min(2, len(panels)),
         title=f"{what[0].upper()}{what[1:]}, epoch {epoch}" + _smoothed(smoothing),
         caption=_caption(f"{what}, epoch {epoch}", provenance, scale, smoothing, pooled)
-        + f" Seen from azimuth {azimuth:g}°, elevation {elevation:g}°.",
+        + _seen(azimuth, elevation),
         provenance=provenance,
         arrays={
             row.name: found[epoch]
@@ -272,7 +279,7 @@ def _mark(
     n = len(cells)
     labels = tuple(f"{'block row' if field == 'blocks' else 'row'} {i}" for i in range(n))
     across = tuple(f"{'block column' if field == 'blocks' else 'column'} {i}" for i in range(n))
-    if form == "surface":
+    if form in ("surface", "surfaces"):
         return Surface(cells, scale, labels, across), k
     lines = tuple(a * (n / heads) - 0.5 for a in range(1, heads))
     if form == "contour":
@@ -285,6 +292,10 @@ def _head_ticks(mark: Mark, heads: int) -> tuple[tuple[float, str], ...] | None:
         return None
     part = len(mark.values) / heads
     return tuple((a * part + (part - 1) / 2, str(a)) for a in range(heads))
+
+
+def _seen(azimuth: float, elevation: float) -> str:
+    return f" Seen from azimuth {azimuth:g}°, elevation {elevation:g}°."
 
 
 def _smoothed(smoothing: float) -> str:

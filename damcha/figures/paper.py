@@ -238,11 +238,14 @@ def _(mark: Surface, axes: Axes, box: _Box) -> None:
         rcount=rows, ccount=columns, linewidth=0, antialiased=False,
     )  # fmt: skip
     solid.set(xlim=(0, columns - 1), ylim=(rows - 1, 0), zlim=(low, high))
-    solid.set_box_aspect((1, 1, 0.55), zoom=1.0)
+    small = box.width < 1.3  # no room for numbers; the colour bar has them
+    solid.set_box_aspect((1, 1, 0.55), zoom=1.35 if small else 1.0)
     solid.view_init(elev=mark.elevation, azim=mark.azimuth)
     solid.set_proj_type("ortho")
     solid.zaxis.set_major_locator(MaxNLocator(4))
-    solid.zaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    solid.zaxis.set_major_formatter(
+        NullFormatter() if small else FuncFormatter(lambda value, _: number(value))
+    )
     for axis in (solid.xaxis, solid.yaxis, solid.zaxis):
         axis.pane.set_visible(False)
         axis._axinfo["grid"].update(color=LIGHT.grid, linewidth=0.3)

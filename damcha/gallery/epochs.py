@@ -32,6 +32,10 @@ ADAPTIVITY_INPUTS = 64
 """Held-out inputs that adaptivity is measured on."""
 
 
+Azimuth = Annotated[float, "Degrees around, from the key axis towards the query axis."]
+Elevation = Annotated[float, "Degrees above the plane."]
+
+
 @dataclass(frozen=True, eq=False)
 class History:
     """One input in all snapshots of a run."""
@@ -75,11 +79,13 @@ def open_history(
 def small_multiples(
     histories: Sequence[History],
     field: Shown = "full",
-    form: Annotated[Form, "Level lines or cells."] = "contour",
+    form: Annotated[Form, "Level lines, cells or landscapes."] = "contour",
     layer: Layer = 0,
     position: Position = -1,
     head: Head = 0,
     smoothing: Smoothing = 0.0,
+    azimuth: Azimuth = -60.0,
+    elevation: Elevation = 35.0,
 ) -> Figure:
     """A row a run, a column an epoch, one scale for all (paper, Figure 10)."""
     settings = {
@@ -90,7 +96,8 @@ def small_multiples(
         "head": head,
         "smoothing": smoothing,
     }
-    made = _provenance(histories, "epochs", settings)
+    camera = {"azimuth": azimuth, "elevation": elevation} if form == "surfaces" else {}
+    made = _provenance(histories, "epochs", settings | camera)
     _check_field(histories, field)
     return epochs_figure(
         _rows(histories, layer, position),
@@ -99,6 +106,7 @@ def small_multiples(
         form=form,
         head=head,
         smoothing=smoothing,
+        **camera,
     )
 
 
@@ -138,8 +146,8 @@ def surface(
     position: Position = -1,
     head: Head = 0,
     smoothing: Smoothing = 0.0,
-    azimuth: Annotated[float, "Degrees around, from the key axis towards the query axis."] = -60.0,
-    elevation: Annotated[float, "Degrees above the plane."] = 35.0,
+    azimuth: Azimuth = -60.0,
+    elevation: Elevation = 35.0,
 ) -> Figure:
     """One epoch as landscapes side by side, a run each (paper, Figure 11)."""
     at = max(subject.epoch for one in histories for subject in one.subjects) if at < 0 else at

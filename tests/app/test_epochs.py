@@ -23,6 +23,15 @@ def test_every_form(opened, charts):
         assert not at.error
 
 
+def test_more_landscapes_than_a_browser_can_draw_live_are_a_picture(opened, charts):
+    at = opened("epochs", epochs_form="surfaces", epochs_runs="fashion-damcha")
+    assert "epochs" in charts(at) and not at.get("image")
+    at = opened("epochs", epochs_form="surfaces", epochs_runs="fashion-damcha,mha")
+    assert "epochs" not in charts(at) and len(at.get("image")) == 1
+    assert any("One scale for all panels" in caption.value for caption in at.caption)
+    assert not at.error
+
+
 def test_runs_without_a_metric_and_with_one_epoch(opened):
     assert "share no cross-head metric" in opened("epochs", run="moa").info[0].value
     at = opened("epochs", run="unshared", epochs_runs="unshared")

@@ -9,6 +9,7 @@ from damcha.figures.epochs import (
     frames,
     surfaces_figure,
 )
+from damcha.figures.paper import save
 from damcha.figures.spec import Contour, Heatmap, Lines, Sentence, Surface
 
 
@@ -31,6 +32,20 @@ def test_a_row_a_run_a_column_an_epoch_one_scale():
     largest = max(np.abs(metric).max() for one in rows for metric in one.metrics)
     assert drawn[0].scale.limits == (-largest, largest)
     np.testing.assert_array_equal(drawn[1].values, rows[0].metrics[1])
+
+
+def test_landscapes_of_all_epochs_have_one_scale_and_one_camera(tmp_path):
+    rows = [row("a"), row("b", (0, 10), seed=1)]
+    figure = epochs_figure(rows, form="surfaces", azimuth=20.0, elevation=50.0)
+    drawn = [panel.mark for panel in figure.panels if isinstance(panel.mark, Surface)]
+    assert len(drawn) == 5 and isinstance(figure.panels[4].mark, Sentence)
+    assert {(mark.scale, mark.azimuth, mark.elevation) for mark in drawn} == {
+        (drawn[0].scale, 20.0, 50.0)
+    }
+    np.testing.assert_array_equal(drawn[1].values, rows[0].metrics[1])
+    assert "azimuth 20°, elevation 50°" in figure.caption
+    save(figure, tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("field", ["full", "head", "blocks", "absolute", "from_first",
