@@ -153,7 +153,7 @@ class TestTransplant:
         rounded = nats_figure(nats[[0, 0]] + [[0], [1e-6]], ("a", "b", "c"), LOSS, "")
         assert isinstance(marks(rounded)[0], Sentence)
         short = nats_figure(nats[:, :1], ("a",), LOSS, "")
-        assert marks(short)[1] == Sentence("One byte: 1 and 1.5.")
+        assert marks(short)[1] == Sentence("One byte: 1, 1.5.")
 
     def test_probabilities(self):
         p = np.array([[0.9, 0.1], [0.4, 0.6]])
