@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import streamlit as st
 
 if TYPE_CHECKING:  # the first picture does not wait for torch
+    from app.boards import Collected
     from damcha.figures.metric import MetricView
-    from damcha.figures.spec import Figure
     from damcha.gallery import Subject
 
 Kind = Literal["sample", "upload", "camera", "text"]
@@ -43,21 +43,6 @@ class Given:
         """Return an input with its digest."""
         head = f"{kind}\0{name}\0".encode("utf-8", "replace")
         return cls(kind, name, content, hashlib.sha256(head + content).hexdigest())
-
-
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """A figure on the board, under the name and with the words that the user gave it."""
-
-    figure: Figure
-    inputs: tuple[tuple[str, bytes], ...]
-    """What it was made from that is on no disk of the server: (name, content)."""
-    number: int
-    """Tells the board's figures apart, whatever their order."""
-
-
-MOST_COLLECTED = 40
-MOST_COLLECTED_BYTES = 200_000_000
 
 
 @dataclass
@@ -145,6 +130,12 @@ class Session:
     bench_kind: Any = "layer"
     bench_over: Any = "seq_len"
     board: list[Collected] = field(default_factory=list)
+    """What boards.board() returns, once it was asked."""
+    board_id: str = ""
+    board_own: bool = False
+    """Whether this tab began that board."""
+    board_kept: str = ""
+    """The board as it was last written."""
     given: Given | None = None
     """The input that `shown` was made from."""
     shown: Subject | None = None
@@ -234,23 +225,6 @@ def assign(name: str, value: Any) -> None:
     st.session_state[name] = value
 
 
-def collect(figure: Figure) -> str:
-    """Put a figure on the board, with the uploads that it may have come from; say what happened."""
-    s = session()
-    uploads = (s.given, s.compare_upload)
-    inputs = tuple(
-        (given.name, given.content)
-        for given in uploads
-        if given is not None and given.kind in ("upload", "camera")
-    )
-    size = sum(array.nbytes for one in s.board for array in one.figure.arrays.values())
-    if len(s.board) >= MOST_COLLECTED or size > MOST_COLLECTED_BYTES:
-        return "The board is full: take its ZIP, then clear it."
-    number = 1 + max((one.number for one in s.board), default=0)
-    s.board.append(Collected(figure, inputs, number))
-    return f"On the board: {len(s.board)} figures."
-
-
 def open_input(name: str, content: bytes, is_text: bool) -> None:
     """Make an input the current one, as if the user had given it."""
     s = session()
@@ -327,6 +301,9 @@ def from_url(query: Mapping[str, str]) -> Session:
         s.text, s.text_input = query["text"][:MAX_URL_TEXT], "text"
         s.target = query.get("target", "")[:MAX_URL_TEXT]
     s.invert = query.get("invert") == "1"
+    if query.get("board"):
+        s.board_id = query["board"][:64]
+        s.linked.add("board")
     if wrong:
         s.notices.append(
             f"The link's {', '.join(wrong)} cannot be read; the usual values are shown."
@@ -366,6 +343,8 @@ def write_url(subject: Subject | None) -> None:
             query[name] = _written(getattr(s, name))
     if s.device != "auto":
         query["device"] = s.device
+    if s.board_id:
+        query["board"] = s.board_id
     if st.query_params.to_dict() != query:
         st.query_params.from_dict(query)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from app import cache, components, state
+from app import boards, cache, components, state
 from app.state import Given
 from damcha.errors import DamchaError
 
@@ -426,7 +426,7 @@ def _export(figure: Figure, key: str) -> None:
                     on_click="ignore",
                 )
         if st.button("Add to the figure board", key=f"collect-{key}", width="stretch"):
-            st.caption(state.collect(figure))
+            st.caption(boards.collect(figure))
         st.caption(
             "NPZ has every array, CSV the drawn numbers, JSON where they come from and the command "
             "that makes the figure again."

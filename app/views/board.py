@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import streamlit as st
 
-from app import warm, widgets
-from app.state import Collected, session
+from app import boards, warm, widgets
+from app.boards import Collected
+from app.state import session
 from damcha.figures.bundle import Item, bundle
 from damcha.figures.compose import compose
 from damcha.figures.style import VENUES
@@ -15,9 +16,8 @@ from damcha.figures.style import VENUES
 
 def page() -> None:
     """List the figures; write the ZIP."""
-    s = session()
     st.markdown("#### Figure board")
-    if not s.board:
+    if not boards.board():
         st.caption(
             "Nothing collected yet. Under every figure of the other pages, open Export and choose "
             "“Add to the figure board”; here they become one ZIP with PDF, SVG and PNG, all "
@@ -52,8 +52,15 @@ def board() -> None:
     ):
         made = compose([one.figure for one in marked], min(3, len(marked)), "")
         inputs = tuple(dict(pair for one in marked for pair in one.inputs).items())
-        s.board.append(Collected(made, inputs, 1 + max(one.number for one in s.board)))
+        boards.add(made, inputs)
         st.rerun()
+    fault = boards.keep()
+    st.caption(
+        fault
+        or "The address of this page keeps the board, with the files that its figures were made "
+        "from, on the server's disk. Who has the link can open it; what they change goes into a "
+        "board of their own."
+    )
     if columns[3].button("Write the ZIP", type="primary", width="stretch"):
         archive()
 
@@ -72,14 +79,17 @@ def entry(one: Collected) -> bool:
         )
         if columns[2].button("↑", key=f"up-{key}", disabled=place == 0, help="Earlier"):
             s.board[place - 1 : place + 1] = [one, s.board[place - 1]]
+            boards.keep()
             st.rerun()
         if columns[3].button(
             "↓", key=f"down-{key}", disabled=place == len(s.board) - 1, help="Later"
         ):
             s.board[place : place + 2] = [s.board[place + 1], one]
+            boards.keep()
             st.rerun()
         if columns[4].button("✕", key=f"remove-{key}", help="Remove"):
             s.board.remove(one)
+            boards.keep()
             st.rerun()
         caption = st.text_area(
             "Caption", figure.caption, key=f"caption-{key}", height=68, label_visibility="collapsed"

@@ -19,9 +19,10 @@ def _checked(at):
 
 
 @pytest.fixture
-def opened(tiny_runs, monkeypatch):
+def opened(tiny_runs, monkeypatch, tmp_path):
     """``opened(page="inspect", **query)``: a page on the tiny runs, opened by a link."""
     monkeypatch.setenv("DAMCHA_RUNS", str(tiny_runs))
+    monkeypatch.setenv("DAMCHA_BOARDS", str(tmp_path / "boards"))
 
     def run(page="inspect", **query):
         at = AppTest.from_file(str(MAIN), default_timeout=60)

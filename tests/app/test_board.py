@@ -1,6 +1,6 @@
 import pytest
 
-from app.state import Collected
+from app.boards import Collected
 from damcha import gallery, open_run
 
 

@@ -39,7 +39,9 @@ def serve(script, runs=None):
         port = probe.getsockname()[1]
     variables = {**os.environ, **({"DAMCHA_RUNS": str(runs)} if runs else {})}
     command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.port", str(port)]
-    with tempfile.TemporaryFile("w+") as output:  # a pipe that nobody reads would fill up
+    # A pipe that nobody reads would fill up.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as boards:
+        variables["DAMCHA_BOARDS"] = boards
         process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT
         )
