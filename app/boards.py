@@ -84,7 +84,8 @@ def add(figure: Figure, inputs: Iterable[tuple[str, bytes]]) -> str:
         return "The board is full: take its ZIP, then remove what is done."
     on.append(Collected(figure, tuple(inputs), 1 + max((one.number for one in on), default=0)))
     fault = keep()
-    return f"On the board: {len(on)} figures. " + (fault or "This page's address keeps them.")
+    count = "1 figure" if len(on) == 1 else f"{len(on)} figures"
+    return f"On the board: {count}. " + (fault or "The address of this page keeps the board.")
 
 
 def collect(figure: Figure) -> str:

@@ -60,7 +60,7 @@ FINAL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """What the study of text trains to the end: label → (word in names, settings). f_θ is narrowed so
-that the weights are as many as MHA's (within 3 %); the paper's form has 45 % more."""
+that the weights are as many as MHA's (within 5 %); the paper's form has 45 % more."""
 SCREENED: dict[str, tuple[str, dict[str, Any]]] = {
     **FINAL,
     "static": ("static", STATIC),
