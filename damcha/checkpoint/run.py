@@ -351,7 +351,10 @@ class Run:
         pairs, limit = self.task == "sequence_to_sequence", self.config.data.seq_len
         content = _read(source) if isinstance(source, Path) else source
         called = name or (source.name if isinstance(source, Path) else "text")
-        passage = text.read_text(content, MAX_PAIR_BYTES if pairs else limit, name=called)
+        subwords = self.config.data.vocabulary != Bytes.size
+        passage = text.read_text(
+            content, MAX_PAIR_BYTES if pairs else limit, name=called, subwords=subwords
+        )
         tokens = passage.tokens.astype(np.int64)
         if pairs:
             tokens, cut = one_pair(passage.text, self.tokenizer, limit)

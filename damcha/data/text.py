@@ -31,7 +31,9 @@ class Passage:
     name: str
 
 
-def read_text(text: str | bytes, seq_len: int, *, name: str = "text") -> Passage:
+def read_text(
+    text: str | bytes, seq_len: int, *, name: str = "text", subwords: bool = False
+) -> Passage:
     """Return the first ``seq_len`` bytes of a text, never half a character.
 
     Parameters
@@ -42,6 +44,8 @@ def read_text(text: str | bytes, seq_len: int, *, name: str = "text") -> Passage
         The most bytes to keep.
     name
         What to call it in messages.
+    subwords
+        Whether a model reads it in subwords, so that a byte is no token.
 
     Raises
     ------
@@ -64,7 +68,7 @@ def read_text(text: str | bytes, seq_len: int, *, name: str = "text") -> Passage
         kept = kept.decode("utf-8", "ignore").encode() or kept
         notes.append(f"Cut to the first {len(kept):,} of {len(content):,} bytes.")
     spelled = kept.decode("utf-8", "replace")
-    if len(spelled) < len(kept):
+    if len(spelled) < len(kept) and not subwords:
         notes.append(f"{len(spelled):,} characters make {len(kept):,} bytes; each is a token.")
     if any(unicodedata.bidirectional(character) in ("R", "AL") for character in spelled):
         notes.append("Right-to-left text: its tokens run from left to right, first letter first.")

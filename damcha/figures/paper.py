@@ -56,7 +56,7 @@ Format = Literal["pdf", "svg", "png"]
 _LOCK = threading.Lock()  # rcParams belong to the process, not to the thread
 
 SYMBOLS = ("o", "D", "s", "^", "X", "*", "P", "v")
-MOST_IN_PANEL, KEY_COLUMNS = 6, 5
+MOST_IN_PANEL, KEY_COLUMNS = 5, 5
 """Lines that a legend within a panel may name; more are named below all panels, so many a row."""
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)))
 """Shapes and dashes of groups, in the order of ``screen.py``: none is told by colour alone (there

@@ -21,8 +21,13 @@ def advantage(kind: Kind, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
     The error is the mean squared error, or the share wrong; both have a floor above 0.
     """
-    errors = values if kind == "regression" else 1 - values
-    return 1 - errors / errors[0]
+    return _saved(kind, values, values[0])
+
+
+def _saved(kind: Kind, values: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
+    if kind == "classification":
+        values, to = 1 - values, 1 - to
+    return 1 - values / to
 
 
 def subspaces_figure(
@@ -37,15 +42,19 @@ def subspaces_figure(
         values = np.array([[estimate(v) for v in cell.values] for cell in row])  # [levels, s, 3]
         gains = np.array([[estimate(v) for v in advantage(kind, cell.values)] for cell in row])
         best = np.array([cell.best.mean() for cell in row])
+        room = np.array([estimate(_saved(kind, cell.best, cell.values[0])) for cell in row])
         lines = [_series(name, x, values[:, k]) for k, name in enumerate(SYSTEMS)]
         lines.append(Series("Bayes-optimal", x, best))
-        others = [_series(name, x, gains[:, k]) for k, name in enumerate(SYSTEMS) if k]
+        # The same lines in both, MHA's zero too: so a system has one look.
+        saved = [_series(name, x, gains[:, k]) for k, name in enumerate(SYSTEMS)]
+        saved.append(Series("Bayes-optimal", x, room[:, 1]))
         title = f"width {width}"
         panels += [
             Panel(Lines(tuple(lines), markers=True), title, "entanglement", VALUES[kind]),
-            Panel(Lines(tuple(others), markers=True), title, "entanglement", "advantage over MHA"),
+            Panel(Lines(tuple(saved), markers=True), title, "entanglement", "advantage over MHA"),
         ]
-        arrays |= {f"value-{width}": values, f"advantage-{width}": gains, f"best-{width}": best}
+        arrays |= {f"value-{width}": values, f"advantage-{width}": gains}
+        arrays |= {f"best-{width}": best, f"best-advantage-{width}": room[:, 1]}
     caption = (
         f"{kind.capitalize()} whose target couples head subspaces: {size.n_heads} heads of "
         f"{size.d_model // size.n_heads} channels, {size.seq_len} tokens, one attention layer, "

@@ -56,6 +56,7 @@ def test_emoji_and_accents_are_labelled_by_byte():
     passage = read_text("é😀", 16)
     assert passage.labels == ("é¹", "é²", "😀¹", "😀²", "😀³", "😀⁴")
     assert passage.notes == ("2 characters make 6 bytes; each is a token.",)
+    assert read_text("é😀", 16, subwords=True).notes == ()
 
 
 def test_marks_without_a_shape_are_labelled_in_hex():

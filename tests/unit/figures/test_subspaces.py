@@ -44,7 +44,9 @@ def test_figure_and_table_hold_the_values(cells, tmp_path):
     assert [panel.title for panel in figure.panels] == ["width 2"] * 2 + ["width 8"] * 2
     value, gain = (panel.mark for panel in figure.panels[:2])
     assert [s.name for s in value.series] == [*SYSTEMS, "Bayes-optimal"]
-    assert [s.name for s in gain.series] == [*SYSTEMS][1:]
+    assert [s.name for s in gain.series] == [s.name for s in value.series]  # so one look each
+    assert not gain.series[0].y.any()
+    np.testing.assert_allclose(gain.series[-1].y[0], np.mean(1 - 0.05 / cells[0].values[0]))
     low, mean, high = estimate(cells[1].values[3])
     bilinear = value.series[3]
     assert (bilinear.low[1], bilinear.y[1], bilinear.high[1]) == (low, mean, high)
