@@ -69,7 +69,9 @@ SCREENED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixing, bilinear": (
         "mixing-bilinear",
         {
-            "mixing": "layer", "aggregation": "bilinear", "off_diagonal": "linear_combination",
+            "mixing": "layer",
+            "aggregation": "bilinear",
+            "off_diagonal": "linear_combination",
             "hidden_dims": (32, 8),
         },
     ),
