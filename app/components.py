@@ -1,6 +1,6 @@
-"""Small elements that Streamlit lacks: a canvas for figures, a gallery, pasting a picture.
+"""Small elements that Streamlit lacks: a canvas for figures, a gallery, pasting, a camera.
 
-Both are a few lines of our own script in the page; no package, no host outside. Data reaches them
+All are a few lines of our own script in the page; no package, no host outside. Data reaches them
 as JSON and is put into the page as text or as an image source, never as HTML.
 """
 
@@ -130,6 +130,29 @@ export default function ({ parentElement, data: sent, setTriggerValue }) {
 }
 """
 
+_CAMERA_JS = """
+export default function ({ data: sent, setTriggerValue }) {
+  const { chart } = JSON.parse(new TextDecoder().decode(sent));
+  const watch = () => {
+    const plot = document.querySelector(`.st-key-${chart} .js-plotly-plot`);
+    if (!plot?.on || plot.dataset.watched) return;  // each new figure is a new element
+    plot.dataset.watched = "true";
+    plot.on("plotly_relayout", (change) => {
+      const name = Object.keys(change).find((name) => /^scene\\d*\\.camera$/.test(name));
+      if (!name) return;
+      const { x, y, z } = change[name].eye;
+      const degrees = (angle) => Math.round((angle * 180) / Math.PI);
+      const angles = [Math.atan2(y, x), Math.atan2(z, Math.hypot(x, y))];
+      setTriggerValue("turned", angles.map(degrees));
+    });
+  };
+  watch();
+  const observer = new MutationObserver(watch);
+  observer.observe(document.body, { childList: true, subtree: true });
+  return () => observer.disconnect();
+}
+"""
+
 MAX_PASTED = 20_000_000
 
 _FIGURE_HTML = """
@@ -179,6 +202,7 @@ _paste = st.components.v2.component(
     css=_PASTE_CSS,
     js=_PASTE_JS,
 )
+_camera = st.components.v2.component("damcha_camera", js=_CAMERA_JS)
 
 
 def figure(content: bytes, key: str, on_click: Callable[[], None] | None = None) -> None:
@@ -209,6 +233,14 @@ def paste(key: str) -> bytes | None:
         return base64.b64decode(sent, validate=True)
     except binascii.Error:
         return None
+
+
+def camera(chart: str, key: str, on_turn: Callable[[], None]) -> None:
+    """Watch the 3D scenes of a plotly chart; turning one leaves [azimuth, elevation] in degrees.
+
+    plotly forgets the camera when its data change, so the page keeps it.
+    """
+    _camera(data=_bytes({"chart": chart}), key=key, on_turned_change=on_turn)
 
 
 def _bytes(data: dict[str, Any]) -> bytes:

@@ -243,6 +243,14 @@ def choose_sample(gallery: str, names: tuple[str, ...]) -> None:
         session().sample = picked
 
 
+def turned(key: str) -> None:
+    """Keep the camera to which the user turned a 3D scene, as ``components.camera`` tells it."""
+    told = st.session_state[key].turned
+    if isinstance(told, list) and len(told) == 2 and all(type(angle) is int for angle in told):
+        assign("epochs_azimuth", max(-180, min(180, told[0])))
+        assign("epochs_elevation", max(0, min(90, told[1])))
+
+
 def clicked(chart: str) -> tuple[int, ...] | None:
     """Return the (row, column) of the cell that was clicked in a chart, by the chart's key.
 

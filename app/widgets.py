@@ -52,6 +52,7 @@ PLOTLY = {
     "displaylogo": False,
     "displayModeBar": False,  # double click resets a zoom; exports have their own menu
     "doubleClick": "reset",
+    "scrollZoom": False,  # a 3D camera is told by its two angles
 }
 MOST_SCENES = 4
 """Live 3D scenes of a chart: browsers keep few. More landscapes are shown as on paper."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cache, state, widgets
+from app import cache, components, state, widgets
 from app.state import session
 from damcha.analysis.epochs import CURVES
 from damcha.errors import DamchaError
@@ -150,15 +150,16 @@ def surfaces(histories: list[History], several: bool, options: dict[str, Any]) -
     options |= camera(*columns[1:])
     figure = epochs.surface(histories, s.epochs_at if several else there[-1], **options)
     widgets.show(figure, "surface", 1200)
+    components.camera("surface", "surface-camera", lambda: state.turned("surface-camera"))
 
 
 def camera(left: Any, right: Any) -> dict[str, float]:
     """From where landscapes are seen."""
     s = session()
     with left:
-        st.slider("Around", -180, 180, step=5, key=state.bind("epochs_azimuth"), format="%d°")
+        st.slider("Around", -180, 180, key=state.bind("epochs_azimuth"), format="%d°")
     with right:
-        st.slider("Above", 0, 90, step=5, key=state.bind("epochs_elevation"), format="%d°")
+        st.slider("Above", 0, 90, key=state.bind("epochs_elevation"), format="%d°")
     return {"azimuth": float(s.epochs_azimuth), "elevation": float(s.epochs_elevation)}
 
 

@@ -146,6 +146,7 @@ def scene_of(panel: Panel, mark: Surface, theme: Theme) -> dict[str, Any]:
             "up": {"x": 0, "y": 0, "z": 1},
             "projection": {"type": "orthographic"},
         },
+        "dragmode": "turntable",  # not the zoom of the flat panels
         "aspectmode": "manual",
         "aspectratio": {"x": 1, "y": 1, "z": 0.55},
     }
