@@ -110,12 +110,12 @@ def keep() -> str:
             return ""
         if not s.board_own:
             _prune(home)
-            s.board_id, s.board_own = secrets.token_hex(16), True
-        atomic_write(home / f"{s.board_id}.json", content)
+        number = s.board_id if s.board_own else secrets.token_hex(16)
+        atomic_write(home / f"{number}.json", content)
     except OSError as error:
         log.warning("the board is not kept in %s: %s", home, error)
         return f"They last as long as this tab only: {error.strerror or error}."
-    s.board_kept = content
+    s.board_id, s.board_own, s.board_kept = number, True, content
     state.write_url(s.shown)
     return ""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from damcha.analysis.runs import cost_of
@@ -63,7 +62,7 @@ class Study:
     variants: tuple[Variant, ...]
 
 
-def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """Mean with Student's 95 % interval."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:

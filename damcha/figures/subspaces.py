@@ -42,19 +42,19 @@ def subspaces_figure(
         values = np.array([[estimate(v) for v in cell.values] for cell in row])  # [levels, s, 3]
         gains = np.array([[estimate(v) for v in advantage(kind, cell.values)] for cell in row])
         best = np.array([cell.best.mean() for cell in row])
-        room = np.array([estimate(_saved(kind, cell.best, cell.values[0])) for cell in row])
+        room = np.array([_saved(kind, cell.best, cell.values[0]).mean() for cell in row])
         lines = [_series(name, x, values[:, k]) for k, name in enumerate(SYSTEMS)]
         lines.append(Series("Bayes-optimal", x, best))
         # The same lines in both, MHA's zero too: so a system has one look.
         saved = [_series(name, x, gains[:, k]) for k, name in enumerate(SYSTEMS)]
-        saved.append(Series("Bayes-optimal", x, room[:, 1]))
+        saved.append(Series("Bayes-optimal", x, room))
         title = f"width {width}"
         panels += [
             Panel(Lines(tuple(lines), markers=True), title, "entanglement", VALUES[kind]),
             Panel(Lines(tuple(saved), markers=True), title, "entanglement", "advantage over MHA"),
         ]
         arrays |= {f"value-{width}": values, f"advantage-{width}": gains}
-        arrays |= {f"best-{width}": best, f"best-advantage-{width}": room[:, 1]}
+        arrays |= {f"best-{width}": best, f"best-advantage-{width}": room}
     caption = (
         f"{kind.capitalize()} whose target couples head subspaces: {size.n_heads} heads of "
         f"{size.d_model // size.n_heads} channels, {size.seq_len} tokens, one attention layer, "

@@ -50,24 +50,17 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
     "MHA, attention residuals": ("attnres", {"attention": "mha", "residual": "attention"}),
 }
 """Label → (word in names, settings); the first is compared with."""
+MIXING: dict[str, Any] = {
+    "mixing": "layer", "off_diagonal": "linear_combination", "hidden_dims": (32, 8),
+}  # fmt: skip
 FINAL: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("damcha", {}),
     "MHA": ("mha", {"attention": "mha"}),
     "MHA, 2 heads": ("mha-2", {"attention": "mha", "n_heads": 2}),
     "2 heads": ("2", {"n_heads": 2, "hidden_dims": (32, 8)}),
-    "mixing": (
-        "mixing", {"mixing": "layer", "off_diagonal": "linear_combination", "hidden_dims": (32, 8)},
-    ),
-    "mixing, bilinear": (
-        "mixing-bilinear",
-        {
-            "mixing": "layer",
-            "aggregation": "bilinear",
-            "off_diagonal": "linear_combination",
-            "hidden_dims": (32, 8),
-        },
-    ),
-}  # fmt: skip
+    "mixing": ("mixing", MIXING),
+    "mixing, bilinear": ("mixing-bilinear", {**MIXING, "aggregation": "bilinear"}),
+}
 """What the study of text trains to the end: label → (word in names, settings). f_θ is narrowed so
 that the weights are as many as MHA's (within 5 %); the paper's form has 45 % more."""
 SCREENED: dict[str, tuple[str, dict[str, Any]]] = {

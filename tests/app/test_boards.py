@@ -10,6 +10,7 @@ import pytest
 from app import boards
 from app.boards import Collected
 from damcha import gallery, open_run
+from damcha.checkpoint.files import atomic_write
 from damcha.figures.stored import to_bytes
 
 
@@ -154,6 +155,20 @@ def test_a_folder_that_cannot_be_written(opened, figures, monkeypatch, tmp_path)
     assert len(at.session_state["damcha"].board) == 1
     assert any("last as long as this tab only" in caption.value for caption in at.caption)
     assert "board" not in at.query_params
+
+
+def test_an_address_names_only_what_was_written(opened, figures, monkeypatch):
+    def full(path, content):
+        if path.suffix == ".json":
+            raise OSError(28, "No space left on device")
+        atomic_write(path, content)
+
+    at = opened()
+    monkeypatch.setattr("damcha.checkpoint.files.atomic_write", full)
+    at.session_state["damcha"].board.append(Collected(figures[0], (), 1))
+    at.switch_page("views/board.py").run()
+    assert any("No space left on device" in caption.value for caption in at.caption)
+    assert "board" not in at.switch_page("views/inspect.py").run().query_params
 
 
 def test_old_boards_make_room(kept, monkeypatch):
