@@ -131,7 +131,7 @@ def pick_layer(run: Run) -> int:
     """Draw the picker of the layer whose metric is shown, where each layer has its own."""
     model = run.config.model
     if model.attention == "damcha":
-        if model.metric.sharing == "stack":
+        if not model.metric.differs_by_layer:
             return 0
     else:
         from damcha.attention import (

@@ -77,13 +77,23 @@ class MetricConfig(_Config):
     hidden_dims: Annotated[tuple[Width, ...], Field(max_length=64)] = (256,)
     """Widths of the hidden layers of f_θ; an output layer follows. () is one affine map."""
     generator_dropout: Probability = 0.0
-    sharing: Literal["stack", "parameters", "none"] = "stack"
-    """``stack``: one metric for all layers. ``parameters``: one generator, run on each layer's
-    input. ``none``: one generator per layer."""
+    sharing: Literal["stack", "groups", "parameters", "none"] = "stack"
+    """``stack``: one metric for all layers. ``groups``: one for `group_layers` successive layers,
+    from the input of the first of them, by a generator of the group's own. ``parameters``: one
+    generator, run on each layer's input. ``none``: one generator per layer."""
+    group_layers: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Layers of a group; it must divide `n_layers`."""
     context: Literal["full", "causal"] = "full"
     """What f_θ sees: the mean over all tokens, or the mean over the prefix."""
     context_stride: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """With a causal context, the metric is refreshed every so many queries."""
+    context_decays: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=16)
+    ] = ()
+    """What f_θ sees beside the mean: for each λ, the mean of the prefix in which a token n tokens
+    back has the weight λⁿ. () is the paper's form."""
+    context_first: Annotated[int, Field(ge=0, le=64)] = 0
+    """… and the first so many tokens themselves, each 0 where it is still to come."""
     aggregation: Literal["rowsum", "bilinear"] = "rowsum"
     """``rowsum``: S_a = X_a (Σ_b M_ab) X_aᵀ. ``bilinear``: S_a = Σ_b X_a M_ab X_bᵀ."""
     constraint: Literal["free", "symmetric", "psd", "low_rank"] = "free"
@@ -134,14 +144,44 @@ class MetricConfig(_Config):
             )
         if self.generator == "static" and self.context == "causal" and self.context_stride != 1:
             raise ValueError("context_stride: a static metric has no context; leave it at 1")
+        if self.generator == "static" and self.context_parts > 1:
+            raise ValueError(
+                "context_decays, context_first: a static metric has no context; leave them at "
+                "their defaults"
+            )
+        if self.context_decays and self.context == "full":
+            raise ValueError(
+                "context_decays: a running mean follows a prefix; use context='causal', or no "
+                "decays with context='full'"
+            )
+        if (self.sharing == "groups") != (self.group_layers is not None):
+            raise ValueError(
+                f"group_layers: sharing='groups' needs it, e.g. group_layers=2, and no other has "
+                f"it; got sharing='{self.sharing}' with group_layers={self.group_layers}"
+            )
         return self
+
+    @property
+    def context_parts(self) -> int:
+        """What f_θ sees, in vectors of width d: the mean, one for each decay, the first tokens."""
+        return 1 + len(self.context_decays) + self.context_first
+
+    @property
+    def differs_by_layer(self) -> bool:
+        """Whether layers have metrics that are not one and the same."""
+        return self.sharing != "stack" or self.layer_bias_rank > 0
+
+    def generators(self, n_layers: int) -> int:
+        """How many generators (or constants) a stack has."""
+        per_stack = {"stack": 1, "parameters": 1, "none": n_layers}
+        return per_stack.get(self.sharing) or n_layers // (self.group_layers or 1)
 
     def weights(self, d: int, h: int) -> int:
         """A close count of the weights of one generator or constant, by formula."""
         out = d * d if self.off_diagonal == "direct" else d * (d // h)
         if self.rank is not None:
             out = (2 if self.constraint == "low_rank" else 1) * d * self.rank
-        widths = (d, *self.hidden_dims, out)
+        widths = (d * self.context_parts, *self.hidden_dims, out)
         layers = 0 if self.generator == "static" else sum(map(int.__mul__, widths, widths[1:]))
         others = {"direct": 0, "linear_combination": h**3, "separate": d * d}[self.off_diagonal]
         mixing = 0 if self.mixing == "none" else d * d
@@ -232,6 +272,15 @@ class ModelConfig(_Config):
                 "context: a causal model whose metric pools the whole sequence (context='full') "
                 "leaks the future into every score; use context='causal'"
             )
+        if (
+            self.attention == "damcha"
+            and self.metric.group_layers is not None
+            and self.n_layers % self.metric.group_layers
+        ):
+            raise ValueError(
+                f"group_layers: n_layers={self.n_layers} is not divisible by "
+                f"group_layers={self.metric.group_layers}; groups are of equal size"
+            )
         if self.residual != "standard" and self.norm == "post":
             raise ValueError(
                 f"residual: '{self.residual}' reads raw outputs of sublayers, which norm='post' "
@@ -253,10 +302,10 @@ class ModelConfig(_Config):
         feed_forward = 2 * d * self.d_ff
         if self.attention != "damcha":  # the mechanism's own count is checked when it is built
             return self.n_layers * (4 * d * d + feed_forward)
-        copies = self.n_layers if metric.sharing == "none" else 1
+        copies = metric.generators(self.n_layers)
         generators = copies * metric.weights(d, self.n_heads)
-        if metric.mixing == "layer" and copies == 1:
-            generators += (self.n_layers - 1) * d * d
+        if metric.mixing == "layer":
+            generators += (self.n_layers - copies) * d * d
         return self.n_layers * (2 * d * d + feed_forward) + generators
 
 

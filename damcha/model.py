@@ -46,13 +46,15 @@ class StackCache:
     """What a stack keeps while it decodes step by step; owned by the caller."""
 
     layers: list[Cache]
-    context: ContextState = field(default_factory=ContextState)
+    contexts: list[ContextState] = field(default_factory=list)
+    """One for each metric that layers share."""
 
     def select(self, rows: Int[Tensor, " new"]) -> None:
         """Go on with these examples of the batch, in this order, some more than once."""
         for layer in self.layers:
             layer.select(rows)
-        self.context.select(rows)
+        for context in self.contexts:
+            context.select(rows)
 
 
 def mechanism(config: ModelConfig) -> tuple[type[Attention], dict[str, Any]]:
@@ -78,15 +80,18 @@ def make_attention(config: ModelConfig, metric: CrossHeadMetric | None) -> Atten
     """One attention layer; `metric` is a generator that layers share, if they do."""
     kind, options = mechanism(config)
     if kind is DAMCHAttention:
-        options["metric"] = {"parameters": metric, "stack": None}.get(config.metric.sharing)
+        options["metric"] = metric if config.metric.sharing == "parameters" else None
         if config.metric.sharing == "none":
-            options["metric"] = CrossHeadMetric(
-                config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
-            )  # with "stack", the stack hands each layer its metric
+            options["metric"] = _generator(config, config.n_layers)
+        # With "stack" and "groups", the stack hands each layer its metric.
     return kind(
         config.d_model, config.n_heads, config.dropout, batch_first=True,
         rotary=config.positions == "rotary", **options,
     )  # fmt: skip
+
+
+def _generator(config: ModelConfig, n_layers: int) -> CrossHeadMetric:
+    return CrossHeadMetric(config.d_model, config.n_heads, config.metric, n_layers=n_layers)
 
 
 class Block(nn.Module):
@@ -143,27 +148,40 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """`n_layers` blocks; with ``sharing="stack"``, one metric from the stack's input serves all."""
+    """`n_layers` blocks.
+
+    With ``sharing="stack"`` one metric, made of the stack's input, serves all of them; with
+    ``"groups"`` one serves each group of blocks, made of what the group's first block reads.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        metric = None
-        if config.attention == "damcha" and config.metric.sharing != "none":
-            metric = CrossHeadMetric(
-                config.d_model, config.n_heads, config.metric, n_layers=config.n_layers
-            )
-        self.metric = metric if metric is not None and config.metric.sharing == "stack" else None
+        metric, self.metric, groups = None, None, 0
+        if config.attention == "damcha":
+            how = config.metric.sharing
+            if how in ("stack", "parameters"):
+                metric = _generator(config, config.n_layers)
+            self.metric = metric if how == "stack" else None
+            groups = config.metric.generators(config.n_layers) if how == "groups" else 0
         self.layers = nn.ModuleList(Block(config, metric, i) for i in range(config.n_layers))
+        self.groups = nn.ModuleList(
+            _generator(config, config.n_layers // groups) for _ in range(groups)
+        )
         # A post-norm block ends normalised; the authors add no further norm.
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         if config.residual != "standard":
             heads = config.residual_heads if config.residual == "mhar" else 1
             self.read = AttentionResidual(config.d_model, heads)
 
+    @property
+    def _shared(self) -> list[CrossHeadMetric]:
+        """The generators whose metrics equal numbers of successive blocks share."""
+        return list(self.groups) if self.metric is None else [self.metric]  # type: ignore[arg-type]
+
     def new_cache(self) -> StackCache:
         """An empty cache for step-by-step decoding."""
-        return StackCache([Cache() for _ in self.layers])
+        return StackCache([Cache() for _ in self.layers], [ContextState() for _ in self._shared])
 
     def forward(
         self,
@@ -175,20 +193,25 @@ class Stack(nn.Module):
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0)
         given: dict[str, Metric] = {}
-        if self.metric is not None:
-            state = None if cache is None else cache.context
-            shared = self.metric(x, padding, causal=self.config.causal, state=state, shared=True)
+        generators, standard = self._shared, self.config.residual == "standard"
         sources = [x]
         for i, layer in enumerate(self.layers):
-            if self.metric is not None:
-                given["metric"] = self.metric.for_layer(shared, i)
+            assert isinstance(layer, Block)
+            if generators:
+                group, place = divmod(i * len(generators), len(self.layers))
+                if not place:
+                    state = None if cache is None else cache.contexts[group]
+                    read = x if standard or not group else layer.read1(sources)
+                    shared = generators[group](
+                        read, padding, causal=self.config.causal, state=state, shared=True
+                    )
+                given["metric"] = generators[group].for_layer(shared, i)
             seen = None if cache is None else cache.layers[i]
-            if self.config.residual == "standard":
+            if standard:
                 x = layer(x, padding, seen, **given)
             else:
-                assert isinstance(layer, Block)
                 layer.extend(sources, padding, seen, **given)
-        return self.norm(x if self.config.residual == "standard" else self.read(sources))
+        return self.norm(x if standard else self.read(sources))
 
 
 def patchify(images: Float[Tensor, "batch c height width"], patch: int) -> Tensor:

@@ -36,8 +36,8 @@ class MetricRecord:
     metric: Float[Tensor, "batch positions d d"]
     head_metrics: Float[Tensor, "batch positions heads e e"]
     """R_a = Σ_b M_ab."""
-    context: Float[Tensor, "batch positions d"] | None
-    """What f_θ was given; None for a static metric."""
+    context: Float[Tensor, "batch positions c"] | None
+    """What f_θ was given, c = d or a multiple; None for a static metric."""
     stride: int
     """Queries served by one position; 0 where a single metric serves all."""
 
@@ -63,7 +63,7 @@ class Capture:
 
     @property
     def context(self) -> Tensor | tuple[Tensor, ...]:
-        """f_θ's input for a single example, [positions, d]; a tuple where not shared."""
+        """f_θ's input for a single example, [positions, c]; a tuple where not shared."""
         return self._single("context")
 
     def _single(self, name: str) -> Tensor | tuple[Tensor, ...]:

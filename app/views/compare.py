@@ -115,7 +115,7 @@ def second(subject: Subject) -> Subject | None:
     with columns[3]:
         given = other_input({path.name: path for path in run.samples})
         layers = range(run.config.model.n_layers)
-        if run.config.model.metric.sharing == "stack":
+        if not run.config.model.metric.differs_by_layer:
             s.compare_layer = 0
         else:
             key = state.bind("compare_layer", layers)

@@ -247,12 +247,6 @@ def transplant(
         queries than the example has.
     """
     config = model.config.model
-    sources = 1 if config.metric.sharing == "stack" else config.n_layers
-    if len(metrics) not in (1, sources):
-        raise InputError(
-            f"transplant: the other run has {len(metrics)} metrics, one a layer, and this one uses "
-            f"{sources}; choose one layer of the other"
-        )
     if metrics.shape[-1] != config.d_model:
         raise InputError(
             f"transplant: a metric of width {metrics.shape[-1]} does not fit a model of width "
@@ -262,6 +256,12 @@ def transplant(
         model(inputs_of(model, example))
     if not capture.records:
         raise InputError(f"transplant: attention '{config.attention}' has no cross-head metric")
+    sources = len(capture.records)
+    if len(metrics) not in (1, sources):
+        raise InputError(
+            f"transplant: the other run has {len(metrics)} metrics, one a layer, and this one uses "
+            f"{sources}; choose one layer of the other"
+        )
     own, n = capture.records[0].stride, capture.records[0].metric.shape[1]
     theirs = own if stride is None else stride
     n_donor = metrics.shape[1]

@@ -103,10 +103,11 @@ def multiply_adds(config: ModelConfig, seq_len: int, kind: Kind) -> int:
     size, shared = (config.d_model, config.n_heads, seq_len), 0
     if config.attention == "damcha":
         options["metric"] = config.metric
-        if config.metric.sharing == "stack":  # one generator for all layers
+        if config.metric.sharing in ("stack", "groups"):  # not every layer runs a generator
             once = cls.multiply_adds(*size, **options)
             options["with_generator"] = False
-            shared = once - cls.multiply_adds(*size, **options)
+            runs = config.metric.generators(config.n_layers)
+            shared = runs * (once - cls.multiply_adds(*size, **options))
     attention = cls.multiply_adds(*size, **options)
     feed_forward = 2 * seq_len * config.d_model * config.d_ff if kind == "stack" else 0
     return config.n_layers * (attention + feed_forward) + shared

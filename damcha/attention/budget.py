@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from damcha.attention.auxiliary import add_auxiliary, collecting
 from damcha.attention.base import Cache, Call, Heads, split_heads
-from damcha.attention.metric import ContextState, pooled_context, prefix_contexts
+from damcha.attention.context import RunningSums, pooled_context, prefix_contexts
 from damcha.attention.mha import MHA
 from damcha.attention.positions import rotary_angles, rotate
 from damcha.errors import ConfigError
@@ -82,7 +82,7 @@ class BudgetFormer(MHA):
         if causal:
             state = None
             if cache is not None:
-                state = cache.extra.setdefault("context", ContextState())
+                state = cache.extra.setdefault("context", RunningSums())
             pooled = prefix_contexts(key, padding, 1, state)
         else:
             pooled = pooled_context(key, padding)

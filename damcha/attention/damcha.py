@@ -156,7 +156,7 @@ class DAMCHAttention(Attention):
 
         Bilinear: 2Ld² + L'd² + L²d(h + 1). Mixing adds Ld². The generator: P = ⌈L/s⌉ positions (1
         without causal context) through its hidden layers and a last one of w·d²/h, or w·d² where M
-        is explicit.
+        is explicit; the sums over tokens of a context beyond the mean are not counted.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class DAMCHAttention(Attention):
         generator = 0
         if metric.generator == "mlp" and with_generator:
             rows = h if metric.aggregation == "rowsum" else 1
-            widths = (d, *metric.hidden_dims)
+            widths = (d * metric.context_parts, *metric.hidden_dims)
             hidden = sum(a * b for a, b in pairwise(widths))
             generator = positions * (hidden + widths[-1] * d * d // rows)
         return 2 * length * d * d + own + generator

@@ -17,7 +17,8 @@ separate        N_kk [h, e, e]               diagonal N_aa, off-diagonal B_ab (f
 
 then blocks are scaled (``diagonal_scale``, ``off_diagonal_scale``), and in layer ℓ the low-rank
 bias (U_β diag(s_ℓ)) V_βᵀ is added. ``static`` replaces f_θ's output by a learned constant. With
-``mixing``, M compares the channels of XP and YP instead of those of X and Y.
+``mixing``, M compares the channels of XP and YP instead of those of X and Y. What f_θ is given:
+:mod:`damcha.attention.context`.
 
 Fused RowSum: for free and symmetric metrics, RowSum is linear in f_θ's output and so commutes with
 its last affine map: R = RowSum(W) hidden + RowSum(bias), at w·d²/h instead of w·d² and without M.
@@ -29,13 +30,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from damcha.attention.context import RunningSums, pooled_context, prefix_contexts
 from damcha.attention.fused import HeadQueries, RowSumLinear, head_sum
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
@@ -71,7 +73,8 @@ class Metric:
     """R; None where only M is used (bilinear aggregation)."""
     full: Float[Tensor, "batch positions d d"] | None
     """M; None on the fused path."""
-    context: Float[Tensor, "batch positions d"] | None
+    context: Float[Tensor, "batch positions c"] | None
+    """What f_θ was given; c = d, or a multiple where it sees more than the mean."""
     batch: int
     """Examples it was made for; a static metric has one row for all of them."""
     stride: int
@@ -110,79 +113,29 @@ class Metric:
 
 @dataclass(eq=False)
 class ContextState:
-    """Running sums of a causal context and the metric in force; owned by the caller's cache."""
+    """A causal context so far and the metric in force; owned by the caller's cache."""
 
-    total: Tensor | None = None
-    count: Tensor | None = None
-    seen: int = 0
+    sums: RunningSums = field(default_factory=RunningSums)
     current: Metric | None = None
 
     def select(self, rows: Int[Tensor, " new"]) -> None:
         """Go on with these examples of the batch, in this order, some more than once."""
+        self.sums.select(rows)
         now = self.current
-        batch = now.batch if now is not None else 1 if self.total is None else len(self.total)
+        if now is None:
+            return
 
         def selected(x: Tensor | None) -> Tensor | None:
-            # One row may serve a whole batch: a static metric, the count of tokens without pads.
-            return x if x is None or len(x) < batch else x[rows]
+            # A static metric has one row for the whole batch.
+            return x if x is None or len(x) < now.batch else x[rows]
 
-        self.total, self.count = selected(self.total), selected(self.count)
-        if now is not None:
-            self.current = replace(
-                now,
-                head_metrics=selected(now.head_metrics),
-                full=selected(now.full),
-                context=selected(now.context),
-                batch=len(rows),
-            )
-
-
-def pooled_context(
-    x: Float[Tensor, "batch tokens d"], padding: Tensor | None
-) -> Float[Tensor, "batch 1 d"]:
-    """Mean over the real tokens; 0 where there is none."""
-    if padding is None:
-        return x.sum(1, keepdim=True) / max(1, x.shape[1])
-    real = (~padding).sum(1).clamp(min=1)
-    return x.masked_fill(padding[..., None], 0).sum(1, keepdim=True) / real[:, None, None].to(x)
-
-
-def prefix_contexts(
-    x: Float[Tensor, "batch tokens d"],
-    padding: Tensor | None,
-    stride: int,
-    state: ContextState | None = None,
-) -> Float[Tensor, "batch positions d"]:
-    """Means over the real tokens up to and including position k·stride, for every such position.
-
-    With a `state`, x continues the tokens seen before, and the state moves on.
-    """
-    sums = x if padding is None else x.masked_fill(padding[..., None], 0)
-    # Half-precision running sums lose the small terms after a few hundred tokens.
-    sums = sums.to(torch.promote_types(x.dtype, torch.float32))
-    seen = 0 if state is None else state.seen
-    first = -seen % stride
-    length = x.shape[1]
-    if padding is None:
-        steps = torch.ones(length, dtype=sums.dtype, device=x.device)[None, :, None]
-    else:
-        steps = (~padding)[..., None].to(sums.dtype)
-    if state is None and length > stride > 1:
-        # Whole groups at once: sum each group (k-1)·s+1 … k·s, then accumulate the groups.
-        last = (length - 1) // stride * stride
-
-        def grouped(t: Tensor) -> Tensor:
-            later = t[:, 1 : last + 1].unflatten(1, (-1, stride)).sum(2)
-            return torch.cat((t[:, :1], later), 1).cumsum(1)
-
-        return (grouped(sums) / grouped(steps).clamp(min=1)).to(x.dtype)
-    total, count = sums.cumsum(1), steps.cumsum(1)
-    if state is not None:
-        if state.total is not None and state.count is not None:
-            total, count = total + state.total, count + state.count
-        state.total, state.count = total[:, -1:], count[:, -1:]
-        state.seen += length
-    return (total[:, first::stride] / count[:, first::stride].clamp(min=1)).to(x.dtype)
+        self.current = replace(
+            now,
+            head_metrics=selected(now.head_metrics),
+            full=selected(now.full),
+            context=selected(now.context),
+            batch=len(rows),
+        )
 
 
 class CrossHeadMetric(nn.Module):
@@ -230,7 +183,7 @@ class CrossHeadMetric(nn.Module):
             self.constant = nn.Parameter(torch.empty(n_out, **factory))
         else:
             layers: list[nn.Module] = []
-            width = d_model
+            width = d_model * config.context_parts
             for next_width in config.hidden_dims:
                 layers += [nn.Linear(width, next_width, **factory), nn.GELU()]
                 if config.generator_dropout:
@@ -246,7 +199,7 @@ class CrossHeadMetric(nn.Module):
             self.bias_u = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
             self.bias_v = nn.Parameter(torch.empty(d_model, config.layer_bias_rank, **factory))
             self.bias_scales = nn.Parameter(torch.ones(n_layers, config.layer_bias_rank, **factory))
-        own = 1 if config.sharing == "none" else n_layers  # else the generator serves one layer
+        own = 1 if config.sharing == "none" else n_layers  # layers that the generator serves
         if config.mixing != "none":
             n = own if config.mixing == "layer" else 1
             self.mixing = nn.Parameter(torch.empty(n, d_model, d_model, **factory))
@@ -425,32 +378,42 @@ class CrossHeadMetric(nn.Module):
                     "attention with it would see the future; use context='causal' or "
                     "generator='static'"
                 )
-            pooled = pooled_context(x, padding)
+            pooled = pooled_context(x, padding, config.context_first)
             metric = Metric(None, None, pooled, len(x), stride=0, sees_all=True)
         else:
             stride = config.context_stride
-            lag = 0 if state is None else state.seen % stride
-            contexts = prefix_contexts(x, padding, stride, state)
+            sums = None if state is None else state.sums
+            lag = 0 if sums is None else sums.seen % stride
+            contexts = prefix_contexts(
+                x, padding, stride, sums, config.context_decays, config.context_first
+            )
             metric = Metric(None, None, contexts, len(x), stride=stride, lag=lag)
         old = None if state is None or not metric.lag else state.current
         metric = self._build(metric, old)
         if state is not None:
             state.current = metric
-        return (
-            metric
-            if shared and self._finishes_per_layer
-            else self._finish(metric, None if shared else layer)
-        )
+        if not shared:
+            return self._projected(self._finish(metric, layer), layer)
+        return metric if self._finishes_per_layer else self._finish(metric, None)
 
     def for_layer(self, metric: Metric, layer: int) -> Metric:
-        """A shared metric as layer `layer` uses it: with its low-rank bias, if there is one."""
-        return self._finish(metric, layer) if self._finishes_per_layer else metric
+        """A shared metric as layer `layer` uses it: with its own bias, mixing and gain, if any."""
+        if self._finishes_per_layer:
+            metric = self._finish(metric, layer)
+        return self._projected(metric, layer)
 
     @property
     def _finishes_per_layer(self) -> bool:
-        config = self.config
-        own = config.layer_bias_rank or config.mixing == "layer" or config.query_norm != "none"
-        return bool(own) or wants_per_layer(self)
+        return self.config.differs_by_layer or wants_per_layer(self)
+
+    def _projected(self, metric: Metric, layer: int) -> Metric:
+        """Add what the layer does to queries and keys themselves."""
+        mixing = gain = None
+        if self.config.mixing != "none":
+            mixing = self.mixing[layer % len(self.mixing)]
+        if self.config.query_norm != "none":
+            gain = self.gain[layer % len(self.gain)]
+        return replace(metric, mixing=mixing, gain=gain)
 
     def _build(self, metric: Metric, old: Metric | None) -> Metric:
         """Fill in M or R; position 0 is taken over from `old` where its queries continue."""
@@ -479,7 +442,7 @@ class CrossHeadMetric(nn.Module):
         config = self.config
         full, rows = metric.full, metric.head_metrics
         if config.layer_bias_rank:
-            u = self.bias_u * self.bias_scales[layer or 0]
+            u = self.bias_u * self.bias_scales[(layer or 0) % len(self.bias_scales)]
             if full is not None:
                 full = full + u @ self.bias_v.T
             if rows is not None:
@@ -493,9 +456,4 @@ class CrossHeadMetric(nn.Module):
             report_metric(self, record)
         if config.aggregation == "bilinear":
             rows = None
-        mixing = gain = None
-        if config.mixing != "none":
-            mixing = self.mixing[(layer or 0) % len(self.mixing)]
-        if config.query_norm != "none":
-            gain = self.gain[(layer or 0) % len(self.gain)]
-        return replace(metric, full=full, head_metrics=rows, mixing=mixing, gain=gain)
+        return replace(metric, full=full, head_metrics=rows)

@@ -130,7 +130,9 @@ def replace_attention(
             f"sharing: '{how}' is not possible in a foreign model; use 'stack' or 'none'"
         )
     if cross_metric is None:
-        cross_metric = metric.model_copy(update={"context": "full", "context_stride": 1})
+        cross_metric = metric.model_copy(
+            update={"context": "full", "context_stride": 1, "context_decays": ()}
+        )
 
     def converted(old: nn.MultiheadAttention, is_cross: bool) -> Attention:
         return _converted(old, attention, metric=cross_metric if is_cross else metric, **options)

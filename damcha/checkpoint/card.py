@@ -74,10 +74,15 @@ def model_card(
         made = "a learned constant" if metric.generator == "static" else "f_θ of the context"
         where = {
             "stack": "one metric for all layers",
+            "groups": f"one metric for every {metric.group_layers} layers",
             "parameters": "one generator run in each layer",
             "none": "a generator per layer",
         }[metric.sharing]
         mechanism = f"DAMCHA; M is {made}, {where}, aggregation {metric.aggregation}"
+        more = [f"a running mean at decay {decay}" for decay in metric.context_decays]
+        more += [f"the first {metric.context_first} tokens"] * (metric.context_first > 0)
+        if more:
+            mechanism += f"; the context has beside the mean {', '.join(more)}"
     if model.residual != "standard":
         heads = f" in {model.residual_heads} slices" if model.residual == "mhar" else ""
         mechanism += f"; each sublayer reads a learned mixture of all earlier outputs{heads}"

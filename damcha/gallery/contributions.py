@@ -158,8 +158,11 @@ def notes(subject: Subject, found: Contributions) -> list[str]:
 
 
 def _sharing(subject: Subject) -> str:
-    how = subject.run.config.model.metric.sharing
-    return "a metric for each layer" if how == "none" else "one metric shared"
+    metric = subject.run.config.model.metric
+    return {
+        "stack": "one metric shared",
+        "groups": f"a metric for every {metric.group_layers} layers",
+    }.get(metric.sharing, "a metric for each layer")
 
 
 def _options(

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damcha.attention import Cache, DAMCHAttention, blocks, row_sum, unblocks
-from damcha.attention.metric import CrossHeadMetric, pooled_context, prefix_contexts
+from damcha.attention.context import RunningSums, pooled_context, prefix_contexts
+from damcha.attention.metric import CrossHeadMetric
 from damcha.config import MetricConfig
 from damcha.errors import ConfigError
 from damcha.tap import tap
@@ -27,6 +28,8 @@ def configs(draw, **fixed):
         "hidden_dims": draw(st.sampled_from([(), (4,), (5, 3)])),
         "context": "causal",
         "context_stride": draw(st.integers(1, 5)) if generator == "mlp" else 1,
+        "context_decays": draw(st.sampled_from([(), (0.5, 0.9)])) if generator == "mlp" else (),
+        "context_first": draw(st.sampled_from([0, 2])) if generator == "mlp" else 0,
         "constraint": constraint,
         "rank": draw(st.integers(1, 5)) if constraint in ("psd", "low_rank") else None,
         "off_diagonal": draw(st.sampled_from(kinds)),
@@ -293,6 +296,57 @@ def test_prefix_contexts_are_means_of_prefixes(normal, seed, length, stride, pad
     if length and pads is not None:
         whole = pooled_context(dirty, pads)[:, 0]
         torch.testing.assert_close(whole, prefix_contexts(dirty, pads, 1)[:, -1], **EXACT)
+
+
+wide = st.tuples(st.lists(st.sampled_from([0.3, 0.9, 0.99]), max_size=2), st.integers(0, 3))
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 5), st.booleans(), wide)
+def test_parts_of_a_context_are_what_they_are_called(normal, seed, length, stride, padded, parts):
+    decays, first = parts
+    x = normal(2, length, D, seed=seed)
+    pads = normal(2, length, seed=seed + 1) > 0.5 if padded else None
+    dirty = x if pads is None else x.masked_fill(pads[..., None], float("nan"))
+    contexts = prefix_contexts(dirty, pads, stride, None, decays, first)
+    assert contexts.shape == (2, -(-length // stride), D * (1 + len(decays) + first))
+    zero = torch.zeros(D, dtype=x.dtype)
+    for example in range(2):
+        for k in range(contexts.shape[1]):
+            real = ~pads[example] if pads is not None else torch.ones(length, dtype=torch.bool)
+            tokens = list(x[example, : k * stride + 1][real[: k * stride + 1]])
+            expected = [torch.stack(tokens).mean(0) if tokens else zero]
+            for decay in decays:
+                total, weights = zero, 0.0
+                for token in tokens:  # one step at a time, oldest first
+                    total, weights = decay * total + token, decay * weights + 1
+                expected.append(total / max(weights, 1))
+            expected += (tokens + [zero] * first)[:first]
+            torch.testing.assert_close(contexts[example, k], torch.cat(expected), **EXACT)
+    if not decays:
+        whole = pooled_context(dirty, pads, first)[:, 0]
+        last = prefix_contexts(dirty, pads, 1, None, (), first)[:, -1]
+        torch.testing.assert_close(whole, last, **EXACT)
+
+
+@given(seeds, st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4), wide,
+       st.booleans())  # fmt: skip
+def test_a_context_goes_on_where_it_stopped(normal, seed, chunks, stride, parts, padded):
+    x = normal(2, sum(chunks), D, seed=seed)
+    pads = normal(2, sum(chunks), seed=seed + 1) > 0.5 if padded else None
+    sums, found, begin = RunningSums(), [], 0
+    for size in chunks:
+        now = slice(begin, begin + size)
+        own = None if pads is None else pads[:, now]
+        found.append(prefix_contexts(x[:, now], own, stride, sums, *parts))
+        begin += size
+    whole = prefix_contexts(x, pads, stride, None, *parts)
+    torch.testing.assert_close(torch.cat(found, 1), whole, **EXACT)
+    assert sums.seen == begin
+
+
+def test_no_tokens_have_a_context_of_zeros(normal):
+    empty = normal(2, 0, D)
+    assert torch.equal(pooled_context(empty, None, 2), torch.zeros(2, 1, 3 * D).to(empty))
 
 
 @given(seeds, st.integers(1, 4))

@@ -40,7 +40,7 @@ from damcha.model import build_model
         ({"positions": "alibi"}, r"^model\.positions: .*'learned', 'sinusoidal', 'rotary' or"),
         ({"norm": "rms"}, r"^model\.norm: .*'pre' or 'post'"),
         ({"generator": "cnn"}, r"^model\.metric\.generator: .*'mlp' or 'static'"),
-        ({"sharing": "all"}, r"^model\.metric\.sharing: .*'stack', 'parameters' or 'none'"),
+        ({"sharing": "all"}, r"^model\.metric\.sharing: .*'groups', 'parameters' or 'none'"),
         ({"context": "past"}, r"^model\.metric\.context: .*'full' or 'causal'"),
         ({"aggregation": "max"}, r"^model\.metric\.aggregation: .*'rowsum' or 'bilinear'"),
         ({"constraint": "diag"}, r"^model\.metric\.constraint: .*'free', 'symmetric', 'psd' or"),
@@ -57,6 +57,9 @@ from damcha.model import build_model
         ({"d_model": "1000000000"}, r"^model\.d_model: .*less than or equal to 16384 \(got"),
         ({"d_model": 0}, r"^model\.d_model: .*greater than or equal to 1 \(got 0\)$"),
         ({"n_layers": 257}, r"^model\.n_layers: .*equal to 256 \(got 257\)$"),
+        ({"context_decays": "0.5,1"}, r"^model\.metric\.context_decays\.1: .*less than 1"),
+        ({"context_decays": ["0.5"] * 17}, r"^model\.metric\.context_decays: .*at most 16"),
+        ({"context_first": 65}, r"^model\.metric\.context_first: .*equal to 64"),
         ({"dropout": "1"}, r"^model\.dropout: .*less than 1 \(got \"1\"\)$"),
         ({"hidden_dims": [8] * 65}, r"^model\.metric\.hidden_dims: .*at most 64"),
         ({"seq_len": 10**9}, r"^data\.seq_len: .*equal to 65536"),
@@ -130,6 +133,20 @@ def test_wrong_values_are_named(settings, message):
             {"generator": "static", "context_stride": 4},
             "^context_stride: a static metric has no context; leave it at 1$",
         ),
+        ({"generator": "static", "context_first": 2}, "^context_decays, context_first: a static "),
+        (
+            {"context": "full", "causal": "false", "context_decays": "0.5"},
+            "^context_decays: a running mean follows a prefix; use context='causal'",
+        ),
+        (
+            {"sharing": "groups"},
+            "^group_layers: sharing='groups' needs it.* with group_layers=None$",
+        ),
+        ({"group_layers": 2}, "^group_layers: .* got sharing='stack' with group_layers=2$"),
+        (
+            {"sharing": "groups", "group_layers": 3},
+            "^group_layers: n_layers=4 is not divisible by group_layers=3; groups are of equal",
+        ),
     ],
 )
 def test_impossible_combinations_are_explained(settings, message):
@@ -170,6 +187,7 @@ def test_configurations_are_frozen():
         {"attention": "mha", "d_model": 16384, "n_layers": 256},
         {"off_diagonal": "linear_combination", "sharing": "none", "n_heads": 1024, "d_model": 1024},
         {"layer_bias_rank": 1024, "sharing": "none", "d_model": 2048, "n_layers": 256},
+        {"context_first": 64, "d_model": 4096, "hidden_dims": "16384"},
     ],
 )
 def test_a_stack_too_large_is_refused_before_anything_is_allocated(settings):
@@ -210,6 +228,9 @@ def test_an_embedding_or_head_too_large_is_refused(settings):
         {"mixing": "layer", "generator": "static"},
         {"mixing": "layer", "generator": "static", "sharing": "none"},
         {"mixing": "shared", "query_norm": "rms"},
+        {"sharing": "groups", "group_layers": 2, "hidden_dims": "40"},
+        {"sharing": "groups", "group_layers": 2, "mixing": "layer", "generator": "static"},
+        {"context_decays": "0.5,0.9", "context_first": 3, "hidden_dims": "600"},
         {"task": "image_classification", "n_classes": 5000},
         {"task": "image_reconstruction", "patch_size": 28},
         {"task": "language_modelling", "dataset": "text", "seq_len": 4000},

@@ -37,6 +37,23 @@ VARIANTS = {
     "shared mixing": {"mixing": "shared", "sharing": "parameters"},
     "bilinear mixing": {"mixing": "layer", "aggregation": "bilinear", "sharing": "none"},
     "query norm": {"query_norm": "rms", "mixing": "layer", "positions": "rotary"},
+    "groups": {"sharing": "groups", "group_layers": 2, "n_layers": 4, "layer_bias_rank": 1},
+    "groups, mixing": {
+        "sharing": "groups", "group_layers": 2, "n_layers": 4, "mixing": "layer",
+        "aggregation": "bilinear", "positions": "rotary",
+    },
+    "groups, attention residuals": {
+        "sharing": "groups", "group_layers": 1, "residual": "attention"
+    },
+    "static groups": {
+        "sharing": "groups", "group_layers": 1, "generator": "static", "context_stride": 1
+    },
+    "decays": {"context_decays": (0.5, 0.9)},
+    "first tokens": {"context_first": 3, "sharing": "none"},
+    "wide context": {
+        "context_decays": (0.7,), "context_first": 2, "sharing": "parameters",
+        "aggregation": "bilinear",
+    },
     "tha": {"attention": "tha", "mix_bias": True},
     "dcmha": {"attention": "dcmha", "qk_norm": True},
     "colmha": {"attention": "colmha", "shared_width": 24},
@@ -47,7 +64,7 @@ VARIANTS = {
     "rotary iha": {"attention": "iha", "positions": "rotary"},
     "attention residuals": {"attention": "mha", "residual": "attention"},
     "multi-head attention residuals": {"residual": "mhar"},
-}
+}  # fmt: skip
 
 
 def images(batch=2, seed=0, channels=1, size=12):
@@ -307,6 +324,29 @@ def test_a_generator_for_each_layer(task_model):
     with tap(model) as capture:
         model(images())
     assert not torch.equal(capture.records[0].metric, capture.records[1].metric)
+
+
+def test_a_metric_for_each_group(task_model):
+    model = task_model(sharing="groups", group_layers=2, n_layers=4)
+    assert model.stack.metric is None and len(model.stack.groups) == 2
+    with tap(model, record=("inputs",)) as capture:
+        model(images())
+    assert [record.layer for record in capture.records] == [0, 1, 2, 3]
+    first, second, third, fourth = (record.metric for record in capture.records)
+    assert torch.equal(first, second) and torch.equal(third, fourth)
+    assert not torch.equal(first, third)
+    # What a group's generator is given is what its first block reads.
+    for record, layer in zip(capture.records[::2], (0, 2), strict=True):
+        block = model.stack.layers[layer]
+        read = record.context[:, 0]  # the mean of one token
+        torch.testing.assert_close(block.norm1(read), capture.inputs[layer][:, 0], **EXACT)
+
+
+def test_a_group_of_all_layers_is_the_stack(task_model):
+    one, all_ = task_model(sharing="stack"), task_model(sharing="groups", group_layers=2)
+    state = {k.replace("stack.metric.", "stack.groups.0."): v for k, v in one.state_dict().items()}
+    all_.load_state_dict(state)
+    assert torch.equal(one(images()), all_(images()))
 
 
 def test_layers_know_their_place(task_model):

@@ -53,6 +53,15 @@ class TestWhatIsCaptured:
         assert capture.context.shape == (5, 16)
         torch.testing.assert_close(row_sum(capture.metric, 2), capture.head_metrics, **EXACT)
 
+    @pytest.mark.parametrize("settings", [{"mixing": "layer"}, {"query_norm": "rms"}])
+    def test_a_shared_metric_is_one_whatever_the_layers_do_to_their_queries(
+        self, task_model, settings
+    ):
+        model = task_model(**settings)
+        with torch.no_grad(), tap(model) as capture:
+            model(images())
+        assert [record.layer for record in capture.records] == [None]
+
     @pytest.mark.parametrize("sharing", ["parameters", "none"])
     def test_unshared_metrics_are_one_for_each_layer(self, task_model, sharing):
         model = task_model(sharing=sharing)

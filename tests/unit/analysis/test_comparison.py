@@ -156,8 +156,9 @@ class TestTransplant:
         again = transplant(shared_model, example(two), donor.numpy())
         assert again.loss[0] == pytest.approx(again.loss[1], abs=1e-12)
 
-    def test_one_for_each_layer(self, task_model, normal):
-        model = task_model(sharing="none")
+    @pytest.mark.parametrize("settings", [{"sharing": "none"}, {"layer_bias_rank": 1}])
+    def test_one_for_each_layer(self, task_model, normal, settings):
+        model = task_model(**settings)
         one, two = normal(1, 1, 12, 12), normal(1, 1, 12, 12, seed=1)
         donor = metrics_of(model, two)
         found = transplant(model, example(one), donor.numpy())

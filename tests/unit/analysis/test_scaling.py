@@ -53,6 +53,27 @@ def test_damcha_s_formula(stride, aggregation, mixing):
         assert _counted(build(config, kind, "cpu"), x, kind) == multiply_adds(config, 11, kind)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sharing": "groups", "group_layers": 2},
+        {"context_decays": (0.5, 0.9), "context_first": 2},
+    ],
+)
+def test_the_formula_of_groups_and_wide_contexts(settings):
+    import torch
+
+    from damcha.analysis.scaling import _counted, build
+
+    config = configuration("damcha", 32, 4, 4, 4)
+    metric = config.metric.model_copy(update=settings)
+    config = config.model_copy(update={"metric": metric})
+    counted = _counted(build(config, "stack", "cpu"), torch.randn(1, 11, 32), "stack")
+    # The sums over tokens: 3 positions, 5 parts, 11 tokens.
+    sums = 3 * 5 * 11 * 32 if "context_first" in settings else 0
+    assert counted == multiply_adds(config, 11, "stack") + sums
+
+
 def test_every_case_is_there_with_ratios_to_mha(layers):
     assert {(c.attention, c.seq_len) for c in layers.costs} == {
         (name, length) for name in ATTENTIONS for length in (6, 20)

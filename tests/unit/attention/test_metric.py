@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from damcha.attention.metric import ContextState, CrossHeadMetric, prefix_contexts
+from damcha.attention.context import RunningSums, prefix_contexts
+from damcha.attention.metric import CrossHeadMetric
 from damcha.config import MetricConfig
 from damcha.tap import tap
 
@@ -105,7 +106,7 @@ def test_running_means_of_half_precision_round_once(normal, stride, dtype):
 
 def test_context_state_continues_the_sums():
     x = torch.arange(12.0).view(1, 6, 2)
-    state = ContextState()
+    state = RunningSums()
     pieces = [prefix_contexts(x[:, a:b], None, 2, state) for a, b in ((0, 1), (1, 2), (2, 6))]
     assert [piece.shape[1] for piece in pieces] == [1, 0, 2]
     assert torch.equal(torch.cat(pieces, 1), prefix_contexts(x, None, 2))

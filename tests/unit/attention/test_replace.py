@@ -113,6 +113,17 @@ def test_whole_transformer(randomise, normal, sharing):
     assert len(capture.records) == (3 if sharing == "stack" else 6)
 
 
+def test_a_context_of_more_than_the_mean(randomise, normal):
+    whole = nn.Transformer(D, H, 1, 1, 16, batch_first=True, dtype=torch.float64)
+    wide = CAUSAL.model_copy(update={"context_decays": (0.5, 0.9), "context_first": 1})
+    model = randomise(replace_attention(whole, wide))
+    source, target = normal(2, 4, D), normal(2, 3, D, seed=1)
+    with tap(model) as capture:
+        model(source, target, tgt_mask=whole.generate_square_subsequent_mask(3))
+    # The memory is no prefix: no running means in cross-attention.
+    assert [record.context.shape[-1] for record in capture.records] == [4 * D, 4 * D, 2 * D]
+
+
 def test_a_single_layer_is_converted(normal):
     theirs = nn.MultiheadAttention(D, H, batch_first=True, vdim=6, dtype=torch.float64)
     ours = replace_attention(theirs, FULL)
