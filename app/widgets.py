@@ -397,9 +397,19 @@ def _below(figure: Figure, key: str, words: str) -> None:
         _export(figure, key)
 
 
-def _export(figure: Figure, key: str) -> None:
+def pick_page(left: Any, right: Any, key: str) -> None:
+    """Draw the pickers of the page that exports are sized for, each in a place of its own."""
     from damcha.figures.style import VENUES
 
+    s, names, columns = state.session(), list(VENUES), ["single", "double"]
+    s.venue = left.selectbox(
+        "Page of", names, names.index(s.venue), key=f"venue-{key}",
+        format_func=lambda name: name.upper() if len(name) < 5 else name.title(),
+    )  # fmt: skip
+    s.column = right.selectbox("Column", columns, columns.index(s.column), key=f"column-{key}")
+
+
+def _export(figure: Figure, key: str) -> None:
     s = state.session()
     menu = st.popover(
         "Export", key=f"export-{key}", on_change="rerun", type="tertiary", width="stretch"
@@ -407,14 +417,7 @@ def _export(figure: Figure, key: str) -> None:
     if not menu.open:
         return
     with menu:
-        names = list(VENUES)
-        left, right = st.columns(2)
-        s.venue = left.selectbox(
-            "Page of", names, names.index(s.venue), key=f"venue-{key}",
-            format_func=lambda name: name.upper() if len(name) < 5 else name.title(),
-        )  # fmt: skip
-        columns = ["single", "double"]
-        s.column = right.selectbox("Column", columns, columns.index(s.column), key=f"column-{key}")
+        pick_page(*st.columns(2), key)
         sized = figure.sized(s.venue, s.column)  # type: ignore[arg-type]
         with st.container(horizontal=True):
             for format_, mime in FORMATS.items():

@@ -11,7 +11,6 @@ from app.boards import Collected
 from app.state import session
 from damcha.figures.bundle import Item, bundle
 from damcha.figures.compose import compose
-from damcha.figures.style import VENUES
 
 
 def page() -> None:
@@ -34,16 +33,7 @@ def board() -> None:
     marked = [one for one in s.board if entry(one)]
     st.divider()
     columns = st.columns([2, 2, 2, 2], gap="medium", vertical_alignment="bottom")
-    names = list(VENUES)
-    s.venue = columns[0].selectbox(
-        "Page of",
-        names,
-        names.index(s.venue),
-        key="board-venue",
-        format_func=lambda name: name.upper() if len(name) < 5 else name.title(),
-    )
-    sides = ["single", "double"]
-    s.column = columns[1].selectbox("Column", sides, sides.index(s.column), key="board-column")
+    widgets.pick_page(columns[0], columns[1], "board")
     if columns[2].button(
         "Compose the marked",
         disabled=len(marked) < 2,

@@ -75,7 +75,7 @@ def test_looking_writes_nothing(kept, opened):
 def test_words_order_page_and_removal_are_kept(kept, opened):
     at, number = kept
     at.text_input(key="title-1").set_value("Mine").run()
-    at.selectbox(key="board-column").set_value("double").run()
+    at.selectbox(key="column-board").set_value("double").run()
     at.button(key="down-1").click().run()
     again = opened("board", board=number)
     assert [title for title, _ in words(again)][1] == "Mine"
