@@ -124,6 +124,13 @@ class Session:
     """Whether an input was just taken there, to be opened in Inspect."""
     runs_chosen: tuple[str, ...] = ()
     runs_log: bool = False
+    import_name: str = ""
+    import_first: str = ""
+    imported: str = ""
+    """The run that an uploaded checkpoint became."""
+    old_metrics: Any = None
+    """Of an uploaded version-1 checkpoint, which cannot run."""
+    old_layer: int = 0
     bench_attentions: tuple[str, ...] = ()
     bench_lengths: tuple[int, ...] = (64, 256)
     bench_widths: tuple[int, ...] = (128,)

@@ -31,7 +31,7 @@ log = logging.getLogger("damcha.app")
 TASKS = {
     "image_autoregression": "predicts each patch of a picture from the earlier ones",
     "image_reconstruction": "fills in hidden rows of patches",
-    "language_modelling": "predicts each byte of a text from the earlier ones",
+    "language_modelling": "predicts each token of a text from the earlier ones",
     "sequence_to_sequence": "reads a source text and writes its target",
     "image_classification": "names the class of a picture",
 }
@@ -97,7 +97,9 @@ def guard(what: str) -> Iterator[None]:
 def tell(sentence: str) -> None:
     """Show what is wrong, and log it."""
     log.warning("%s", " ".join(sentence.split()))
-    st.error(plain(sentence[0].upper() + sentence[1:]), icon=":material/error:")
+    if sentence.split()[0].rstrip(":,;").isalpha():  # else a file's name, which stays as it is
+        sentence = sentence[0].upper() + sentence[1:]
+    st.error(plain(sentence), icon=":material/error:")
 
 
 # The sidebar --------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ def pick_input(run: Run) -> Given | None:
     if kind == "sample":
         return _pick_sample(run, is_text)
     if kind == "text":
-        return _write(run.task == "sequence_to_sequence")
+        return _write(run)
     if kind == "camera":
         _take(st.camera_input("Take a picture", key="camera"), "camera", "photo")
         given = s.photo
@@ -248,13 +250,15 @@ def _pick_sample(run: Run, is_text: bool) -> Given | None:
     return cache.sample(*at(paths[s.sample]))
 
 
-def _write(pairs: bool) -> Given | None:
-    s = state.session()
+def _write(run: Run) -> Given | None:
+    s, pairs = state.session(), run.task == "sequence_to_sequence"
     st.text_area(
         "Source" if pairs else "Text",
         key=state.bind("text"),
         height=120,
-        placeholder="Type or paste a sentence",
+        placeholder="Numbers of symbols, such as 5 17 8"
+        if run.lacks_tokenizer
+        else "Type or paste a sentence",
         help="Read as UTF-8; press Ctrl+Enter or ⌘+Enter, or click elsewhere.",
     )
     if pairs:
@@ -276,7 +280,7 @@ def continued(run: Run) -> str:
     """Say what the text is that a model of texts wrote by itself."""
     if run.task == "sequence_to_sequence":
         return "The target that the model writes"
-    return "The likeliest bytes from here on, one after the other"
+    return f"The likeliest {run.config.symbol}s from here on, one after the other"
 
 
 def _readable(name: str) -> str:
@@ -482,7 +486,7 @@ def seen(subject: Subject) -> None:
     """Show the input as given and as the model sees it, and say what was changed between."""
     example = subject.example
     if isinstance(example.seen, tuple):
-        word = "symbols" if subject.run.task == "sequence_to_sequence" else "bytes, one token each"
+        word = {"byte": "bytes, one token each", "symbol": "symbols"}[subject.run.config.symbol]
         st.caption(f"What the model sees: {len(example.seen)} {word}")
     else:
         data = subject.run.config.data
@@ -508,8 +512,8 @@ def served(subject: Subject) -> tuple[str, ...]:
     if not subject.run.config.is_text or not found.stride:
         return found.position_labels
     n, stride = len(found.tokens), found.stride
-    word = "bytes" if subject.run.task == "language_modelling" else "symbols"
-    return tuple(f"{word} {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
+    word = subject.run.config.symbol
+    return tuple(f"{word}s {k} to {min(k + stride, n) - 1}" for k in range(0, n, stride))
 
 
 def with_grid(pixels: np.ndarray, patch: int, side: int = 224) -> np.ndarray:

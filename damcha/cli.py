@@ -165,7 +165,23 @@ def runs(folder: Path) -> None:
     type=click.Path(path_type=Path),
     help="Of a version-1 file, which cannot be run: write M of every layer to a .npz.",
 )
-def import_(path: Path, out: Path | None, old_metrics: Path | None) -> None:
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Of a model of text: the tokenizer.json of its tokenizer, which is not in the file.",
+)
+@click.option(
+    "--first-symbol",
+    type=click.IntRange(0),
+    help="The symbol that begins every text, where the tokenizer does not tell.",
+)
+def import_(
+    path: Path,
+    out: Path | None,
+    old_metrics: Path | None,
+    tokenizer: Path | None,
+    first_symbol: int | None,
+) -> None:
     """Turn a checkpoint of the DAMCHA authors' own code into a run.
 
     PATH is one .pt file, or a folder of checkpoint_epoch_*.pt, which becomes one run.
@@ -178,7 +194,7 @@ def import_(path: Path, out: Path | None, old_metrics: Path | None) -> None:
         return
     if out is None:
         raise ConfigError("--out: name the run folder to make, e.g. --out runs/theirs")
-    run = authors.import_run(path, out)
+    run = authors.import_run(path, out, tokenizer, first_symbol)
     model, metric = run.config.model, run.config.model.metric
     kind = model.attention
     if kind == "damcha":

@@ -37,7 +37,7 @@ PAIRS: tuple[DatasetName, ...] = ("wmt14", "en_de", "common_gen", "concepts")
 line of one text, ``sequence_to_sequence`` reads the source and writes the target."""
 TEXTS: tuple[DatasetName, ...] = ("text", "mix", "enwik8", "text8", *PAIRS)
 
-MAX_SYMBOLS = 65_536
+MAX_SYMBOLS = 262_144
 """The most symbols that a tokenizer may have."""
 MAX_PARAMETERS = 2_000_000_000
 """The largest number of weights a configuration may ask for (8 GB in float32)."""
@@ -318,9 +318,12 @@ class DataConfig(_Config):
     patch_size: Annotated[int, Field(ge=1, le=1024)] = 4
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 128
     """Bytes (symbols, for pairs) a text example has; images have one token a patch."""
-    vocabulary: Annotated[int, Field(ge=256, le=MAX_SYMBOLS)] = 256
-    """Symbols that spell the texts of pairs: 256 are bytes, more are subwords learnt from the
+    vocabulary: Annotated[int, Field(ge=2, le=MAX_SYMBOLS)] = 256
+    """Symbols that spell the texts: 256 are bytes; of pairs, more are subwords learnt from the
     training part."""
+    first_symbol: Annotated[int, Field(ge=0, lt=MAX_SYMBOLS)] | None = None
+    """Of a language model with somebody else's tokenizer: the one of its symbols that begins every
+    text. null: its symbols are bytes, and symbol 256 begins a text."""
     n_classes: Annotated[int, Field(ge=2, le=100_000)] = 10
     class_names: Annotated[
         tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=100_000)
@@ -406,10 +409,18 @@ class RunConfig(_Config):
             raise ValueError(
                 f"seq_len: a pair needs room for 4 symbols or more, not {self.data.seq_len}"
             )
-        if self.task != "sequence_to_sequence" and self.data.vocabulary != 256:
+        first, size = self.data.first_symbol, self.data.vocabulary
+        if first is not None and (self.task != "language_modelling" or first >= size):
+            raise ValueError(
+                f"first_symbol: only a language model has one, and of its own {size:,} symbols; "
+                f"got first_symbol={first} with task='{self.task}'"
+            )
+        if self.task == "sequence_to_sequence" and size < 256:
+            raise ValueError(f"vocabulary: texts of pairs need 256 symbols or more, not {size}")
+        if self.task != "sequence_to_sequence" and first is None and size != 256:
             raise ValueError(
                 f"vocabulary: task='{self.task}' has no tokenizer, so it must stay 256, not "
-                f"{self.data.vocabulary}"
+                f"{size}; only imported models have another (first_symbol)"
             )
         check_size(
             self.parameter_bound(), "patch_size", "lower patch_size, n_classes, seq_len or d_model"
@@ -432,6 +443,12 @@ class RunConfig(_Config):
     def is_text(self) -> bool:
         """Whether the inputs are texts; otherwise they are pictures."""
         return self.task in TEXT_TASKS
+
+    @property
+    def symbol(self) -> Literal["byte", "symbol"]:
+        """What a token of a text is called."""
+        in_bytes = self.task == "language_modelling" and self.data.first_symbol is None
+        return "byte" if in_bytes else "symbol"
 
     @property
     def seq_len(self) -> int:

@@ -3,7 +3,7 @@
 TaskModel
 ├── ImageAutoregressor    predicts each patch from the patches before it (MSE)
 ├── ImageReconstructor    fills in hidden rows of patches (MSE), as the authors train
-├── ByteLM                predicts each byte from the bytes before it (cross-entropy)
+├── ByteLM                predicts each byte of a text from those before it (cross-entropy)
 │   └── PairLM            … and each symbol of a target from its source and those before
 └── ImageClassifier       a ViT with mean pooling (cross-entropy)
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -384,18 +384,29 @@ class ImageClassifier(_ImageModel):
 
 
 class ByteLM(TaskModel):
-    """Predicts each byte from those before it; symbol 256 stands before the first."""
+    """Predicts each byte from those before it; symbol 256 stands before the first.
+
+    An imported model may have other symbols than bytes: those of its authors' tokenizer, of which
+    ``first_symbol`` stands before the first.
+    """
 
     START = 256
-    unit: ClassVar[str] = "bytes"
 
-    def __init__(self, config: RunConfig, n_symbols: int = 256, start: int = START) -> None:
+    def __init__(self, config: RunConfig, marks: Marks | None = None) -> None:
         super().__init__(config)
-        self.n_symbols, self.start = n_symbols, start
-        self.tokenizer: Tokenizer | None = Bytes()
+        if marks is not None:
+            self.n_symbols, self.start = marks.n_symbols, marks.pad
+        else:
+            first = config.data.first_symbol
+            self.n_symbols = config.data.vocabulary
+            self.start = self.START if first is None else first
+        self.unit = f"{config.symbol}s"
+        in_bytes = config.data.vocabulary == Bytes.size and config.data.first_symbol is None
+        self.tokenizer: Tokenizer | None = Bytes() if in_bytes else None
         """What the symbols spell; None where nobody has said yet."""
-        self.embed = nn.Embedding(max(n_symbols, start + 1), config.model.d_model)
-        self.head = nn.Linear(config.model.d_model, n_symbols)
+        rows = max(self.n_symbols, self.start + 1)
+        self.embed = nn.Embedding(rows, config.model.d_model)
+        self.head = nn.Linear(config.model.d_model, self.n_symbols)
 
     def forward(self, inputs: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length symbols"]:
         """Logits of every symbol given the symbols before it.
@@ -499,13 +510,10 @@ class PairLM(ByteLM):
     loss counts the target and its END alone. Pads come last, where a causal stack sees them not.
     """
 
-    unit = "symbols"
-
     def __init__(self, config: RunConfig) -> None:
-        self.marks = Marks(config.data.vocabulary)
-        super().__init__(config, self.marks.n_symbols, self.marks.pad)
-        if config.data.vocabulary != Bytes.size:
-            self.tokenizer = None
+        marks = Marks(config.data.vocabulary)
+        super().__init__(config, marks)
+        self.marks = marks
 
     def counted(self, inputs: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
         """True at the target and its END."""

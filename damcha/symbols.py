@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from damcha.errors import InputError
+
 TOKENIZER = "tokenizer.json"
 """The file in a run's folder that says what its subwords spell."""
 
@@ -43,6 +45,39 @@ class Bytes:
     def spell(self, symbol: int) -> bytes:
         """The byte itself."""
         return bytes([symbol])
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Symbols that nobody can spell: a text is their numbers, with spaces between them."""
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Text → symbols.
+
+        Raises
+        ------
+        InputError
+            If it is not numbers of symbols.
+        """
+        words = text.replace(",", " ").split()
+        for word in words:
+            known = word.isascii() and word.isdigit() and len(word) < 10 and int(word) < self.size
+            if not known:
+                raise InputError(
+                    f"{word[:40]!r} is no symbol: this run has no tokenizer, so write its symbols "
+                    f"as numbers from 0 to {self.size - 1:,}, with spaces between them"
+                )
+        return [int(word) for word in words]
+
+    def decode(self, symbols: Iterable[int]) -> str:
+        """Symbols → their numbers."""
+        return " ".join(map(str, symbols))
+
+    def spell(self, symbol: int) -> bytes:
+        """The number of one symbol."""
+        return str(symbol).encode()
 
 
 @dataclass(frozen=True)

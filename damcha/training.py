@@ -115,6 +115,11 @@ def _check_classes(data: Examples, config: RunConfig) -> None:
 def _tokenizer(config: RunConfig, data_root: Path, folder: Path) -> Tokenizer | None:
     """What spells a run on pairs: bytes, or subwords learnt once from all of its training texts."""
     size = config.data.vocabulary
+    if config.data.first_symbol is not None:
+        raise ConfigError(
+            "first_symbol: this is an imported model, whose training data are not known here; "
+            "training language models is done on bytes (first_symbol=null, vocabulary=256)"
+        )
     if config.task != "sequence_to_sequence":
         return None
     if size == Bytes.size:

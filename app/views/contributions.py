@@ -15,7 +15,7 @@ from damcha.gallery import Subject, contributions
 TARGETS = {
     "loss": "The loss",
     "class": "A class",
-    "token": "A byte",
+    "token": "A token",
     "patch": "A patch's error",
 }
 FITS = {

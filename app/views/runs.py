@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import cache, state, widgets
+from app import cache, imports, state, widgets
 from app.state import session
 from damcha.analysis.runs import differences
 from damcha.checkpoint.run import Run
+from damcha.errors import InputError
 from damcha.gallery import runs as gallery
 
 
@@ -28,9 +29,18 @@ def page() -> None:
     )
     s.runs_chosen = tuple(chosen)
     runs = [found[name] for name in chosen]
-    if not runs:
+    if runs:
+        show(runs)
+    else:
         st.caption("Choose runs to see how they trained.")
-        return
+    for folder, reason in broken:
+        st.caption(f"**{widgets.plain(folder)}** cannot be opened: {widgets.plain(reason)}")
+    add(found)
+
+
+def show(runs: list[Run]) -> None:
+    """Draw curves, results, differences and cards."""
+    s = session()
     with widgets.guard("The curves"):
         if len(runs) > 1:
             st.checkbox("Logarithmic losses", key=state.bind("runs_log"))
@@ -61,8 +71,71 @@ def page() -> None:
                 st.caption(widgets.plain(note))
             # As text: a card comes with somebody's run, and could point at pictures elsewhere.
             st.code(run.card or "This run has no card.", language=None, wrap_lines=True)
-    for folder, reason in broken:
-        st.caption(f"**{widgets.plain(folder)}** cannot be opened: {widgets.plain(reason)}")
+
+
+def add(found: dict[str, Run]) -> None:
+    """Take a checkpoint of the authors' own code, and say what became of it."""
+    s = session()
+    new = found.get(s.imported)
+    with st.expander(
+        "Add a checkpoint of the DAMCHA authors' own code",
+        expanded=new is not None or s.old_metrics is not None,
+    ):
+        files = st.file_uploader(
+            "Checkpoint (.pt), or all checkpoint_epoch_N.pt of a run",
+            "pt",
+            accept_multiple_files=True,
+            key="import-files",
+            max_upload_size=imports.MOST_MEGABYTES,
+            help="Format version 2. Nothing in it is run: only tensors and settings are read. The "
+            "run goes to this server's disk, where all who use it see it.",
+        )
+        left, middle, right = st.columns(3)
+        stem = files[0].name.removesuffix(".pt") if files else ""
+        name = left.text_input("Name of the run", key=state.bind("import_name"), placeholder=stem)
+        tokenizer = middle.file_uploader(
+            "Of a model of text: its tokenizer.json",
+            "json",
+            key="import-tokenizer",
+            max_upload_size=40,
+            help="The checkpoint does not hold it. Without it a text is numbers of symbols.",
+        )
+        first = right.text_input(
+            "Symbol that begins a text",
+            key=state.bind("import_first"),
+            placeholder="As its tokenizer says",
+        )
+        if st.button("Import", type="primary", disabled=not files):
+            s.imported, s.old_metrics = "", None
+            with widgets.guard("The checkpoint"):
+                if first.strip() and not first.strip().isdecimal():
+                    raise InputError(f"{first!r} is no number of a symbol")
+                symbol = int(first) if first.strip() else None
+                with st.spinner(f"Reading {len(files)} file{'s' * (len(files) > 1)}"):
+                    made = imports.take(files, name.strip() or stem, tokenizer, symbol)
+                if isinstance(made, Run):
+                    s.imported = made.name
+                else:
+                    s.old_metrics = made
+                st.rerun()
+        if new is not None:
+            st.success(f"{widgets.plain(new.name)} is among the runs.", icon=":material/check:")
+            st.code(new.card, language=None, wrap_lines=True)
+            st.button("Open it", on_click=state.assign, args=("run", s.imported))
+        if s.old_metrics is not None:
+            old_metrics()
+
+
+def old_metrics() -> None:
+    """Show M of a version-1 checkpoint, whose model cannot be run."""
+    s = session()
+    old = s.old_metrics
+    st.info(widgets.plain(old.why[0].upper() + old.why[1:]), icon=":material/info:")
+    layers = range(len(old.metrics))
+    if len(layers) > 1:
+        st.segmented_control("Layer", layers, key=state.bind("old_layer", layers))
+    with widgets.guard("The metric"):
+        widgets.show(gallery.old_metric(old, s.old_layer), "old-metric", 700)
 
 
 def alike(run: Run, other: Run) -> bool:

@@ -355,7 +355,7 @@ def evaluate(
         if bart is not None:
             yield Progress(0, 1, "BARTScore")
             of_bart = bart_score(hypotheses, references, bart)
-    unit = "symbol" if isinstance(model, PairLM) else "byte" if isinstance(model, ByteLM) else ""
+    unit = model.config.symbol if isinstance(model, ByteLM) else ""
     versions = {
         "damcha": __version__,
         "python": platform.python_version(),

@@ -65,6 +65,9 @@ tokenizer.json
     k-th merge makes symbol 256 + k of two earlier ones (byte-level BPE). The three symbols after
     the last are the marks SEPARATOR, END and PAD. Only where ``vocabulary`` is above 256.
 
+    In an imported run of texts (``first_symbol`` is set) it has the lists of its authors'
+    tokenizer (:mod:`damcha.data.pieces`). Where it is missing, a text is numbers of symbols.
+
 Nothing in the format is a pickle, and reading a run never runs code that came with it.
 """
 

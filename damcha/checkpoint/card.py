@@ -19,20 +19,30 @@ from damcha.symbols import Bytes
 
 N_SAMPLES = 8
 
-WHAT = {
+_WHAT = {
     "image_autoregression": "predicts each patch of an image from the patches before it",
     "image_reconstruction": "fills in hidden rows of patches of an image",
-    "language_modelling": "predicts each byte of a text from the bytes before it",
+    "language_modelling": "predicts each {symbol} of a text from the {symbol}s before it",
     "sequence_to_sequence": "reads a source text and writes its target, symbol by symbol",
     "image_classification": "says which class an image belongs to",
 }
-UNITS = {
+_UNITS = {
     "image_autoregression": "mean squared error, pixels in [-1, 1]",
     "image_reconstruction": "mean squared error over hidden patches, pixels in [-1, 1]",
-    "language_modelling": "nats a byte",
+    "language_modelling": "nats a {symbol}",
     "sequence_to_sequence": "nats a symbol of the target, its end among them",
     "image_classification": "cross-entropy, nats",
 }
+
+
+def what_it_does(config: RunConfig) -> str:
+    """Say what a model does: "A transformer that …"."""
+    return _WHAT[config.task].format(symbol=config.symbol)
+
+
+def unit_of(config: RunConfig) -> str:
+    """Name the unit of a run's losses."""
+    return _UNITS[config.task].format(symbol=config.symbol)
 
 
 def model_card(
@@ -103,7 +113,7 @@ def model_card(
     )
     return f"""# {config.name}
 
-A transformer that {WHAT[config.task]}.
+A transformer that {what_it_does(config)}.
 
 - Attention: {mechanism}.
 - Size: d_model {model.d_model}, {model.n_heads} heads, {model.n_layers} layers, d_ff {model.d_ff};
@@ -115,7 +125,7 @@ A transformer that {WHAT[config.task]}.
 
 ## Results
 
-Loss is {UNITS[config.task]}. Validation: {n_valid:,} held-out examples. Epochs count from 0;
+Loss is {unit_of(config)}. Validation: {n_valid:,} held-out examples. Epochs count from 0;
 `epoch-NNNN.safetensors` holds the weights at the end of epoch NNNN.
 
 | epoch | {" | ".join(n.replace("_", " ") for n in names)} |

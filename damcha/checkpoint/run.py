@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from damcha.checkpoint.card import UNITS
+from damcha.checkpoint.card import unit_of
 from damcha.checkpoint.files import read_text, regular_file
 from damcha.checkpoint.weights import (
     MAX_FILE_BYTES,
@@ -34,8 +34,8 @@ from damcha.data.datasets import Split
 from damcha.data.evaluation import EvaluationSet, evaluation_set
 from damcha.data.pairs import one_pair, symbol_labels
 from damcha.errors import CheckpointError, ConfigError, DamchaError, InputError
-from damcha.model import PairLM, TaskModel, build_model
-from damcha.symbols import TOKENIZER, Bytes, Tokenizer
+from damcha.model import ByteLM, TaskModel, build_model
+from damcha.symbols import TOKENIZER, Bytes, Numbers, Tokenizer
 
 MAX_CONFIG_BYTES = 1_000_000
 MAX_CARD_BYTES = 1_000_000
@@ -147,7 +147,7 @@ class Run:
                     check_fit(build_model(self.config), state, what)
             model = build_model(self.config)
         load_strictly(model, state, what)
-        if isinstance(model, PairLM):
+        if isinstance(model, ByteLM):
             model.tokenizer = self.tokenizer
         return model.eval().requires_grad_(False).to(target)
 
@@ -170,18 +170,22 @@ class Run:
         Raises
         ------
         CheckpointError
-            If they are subwords, and ``tokenizer.json`` is missing, damaged, or another's.
+            If they are subwords, and ``tokenizer.json`` is missing, damaged, or another's. An
+            imported run may lack one: its symbols are numbers then.
         """
-        from damcha.data.subwords import (
-            read_subwords,  # its library takes time to load, and few runs need it
-        )
-
-        size = self.config.data.vocabulary
-        if size == Bytes.size:
+        data, path = self.config.data, self.path / TOKENIZER
+        size, imported = data.vocabulary, data.first_symbol is not None
+        if size == Bytes.size and not imported:
             return Bytes()
+        if self.lacks_tokenizer:
+            return Numbers(size)
+        # Their library takes time to load, and few runs need it.
+        from damcha.data.pieces import read_pieces
+        from damcha.data.subwords import read_subwords
+
         try:
-            regular_file(self.path / TOKENIZER, MAX_FILE_BYTES, self.path)
-            found = read_subwords(self.path / TOKENIZER)
+            regular_file(path, MAX_FILE_BYTES, self.path)
+            found = read_pieces(path) if imported else read_subwords(path)
         except InputError as error:
             raise CheckpointError(str(error)) from None
         if found.size != size:
@@ -192,9 +196,15 @@ class Run:
         return found
 
     @property
+    def lacks_tokenizer(self) -> bool:
+        """Whether nobody knows what its symbols spell, so that they are numbers."""
+        imported = self.config.data.first_symbol is not None
+        return imported and not (self.path / TOKENIZER).exists()
+
+    @property
     def unit(self) -> str:
         """What the run's losses are measured in."""
-        return UNITS[self.task]
+        return unit_of(self.config)
 
     def n_weights(self, epoch: int | None = None) -> int:
         """Return how many weights an epoch's file holds, a shared one counted once.
@@ -282,6 +292,11 @@ class Run:
                     f"run '{self.name}' has no held-out data at {DATA}/{data.dataset} beside it; "
                     "name the folder of its data"
                 )
+        if data.first_symbol is not None:
+            raise InputError(
+                f"run '{self.name}' was imported, and its data are not known here; it can be "
+                "shown what you write, but not evaluated on a set"
+            )
         tokenizer = self.tokenizer if self.task == "sequence_to_sequence" else None
         return evaluation_set(data, root, n, split, tokenizer)
 
@@ -351,13 +366,20 @@ class Run:
         pairs, limit = self.task == "sequence_to_sequence", self.config.data.seq_len
         content = _read(source) if isinstance(source, Path) else source
         called = name or (source.name if isinstance(source, Path) else "text")
-        subwords = self.config.data.vocabulary != Bytes.size
+        in_bytes, spelled = self.config.symbol == "byte", self.tokenizer
         passage = text.read_text(
-            content, MAX_PAIR_BYTES if pairs else limit, name=called, subwords=subwords
-        )
-        tokens = passage.tokens.astype(np.int64)
+            content, limit if in_bytes else MAX_PAIR_BYTES, name=called,
+            subwords=not isinstance(spelled, Bytes),
+        )  # fmt: skip
+        tokens, cut = passage.tokens.astype(np.int64), False
         if pairs:
-            tokens, cut = one_pair(passage.text, self.tokenizer, limit)
+            tokens, cut = one_pair(passage.text, spelled, limit)
+        elif not in_bytes:
+            symbols = spelled.encode(passage.text)
+            if not symbols:
+                raise InputError(f"{called}: its tokenizer finds no symbol in this text")
+            tokens, cut = np.array(symbols[:limit], np.int64), len(symbols) > limit
+        if not in_bytes:
             notes = passage.notes + (f"Cut to {limit} symbols.",) * cut
             passage = replace(passage, labels=self.labels(tokens), notes=notes)
         inputs = torch.from_numpy(tokens)[None]
@@ -373,7 +395,7 @@ class Run:
         )
 
     def labels(self, symbols: npt.NDArray[np.int64]) -> tuple[str, ...]:
-        """Return one label for each symbol of a run on pairs."""
+        """Return one label for each symbol of a run on texts."""
         return symbol_labels(self.tokenizer, symbols)
 
     def _snapshot(self, epoch: int | None) -> tuple[int, Path]:

@@ -53,12 +53,12 @@ class Subwords:
                     f"{MAX_SYMBOL_BYTES}"
                 )
             self.spelled.append(joined)
-        written = ["".join(_SHOWN[byte] for byte in symbol) for symbol in self.spelled]
+        written = ["".join(SHOWN[byte] for byte in symbol) for symbol in self.spelled]
         vocabulary = {symbol: k for k, symbol in enumerate(written)}
         if len(vocabulary) < len(written):
             raise InputError("two merges of a tokenizer spell the same bytes; train it again")
         rules = [(written[left], written[right]) for left, right in self.merges]
-        self._tokenizer = _with_bytes(_Tokenizer(models.BPE(vocab=vocabulary, merges=rules)))
+        self._tokenizer = with_bytes(_Tokenizer(models.BPE(vocab=vocabulary, merges=rules)))
 
     @property
     def size(self) -> int:
@@ -96,13 +96,13 @@ def train_subwords(texts: Iterable[str], size: int) -> Subwords:
     """
     if not 256 <= size <= MAX_SYMBOLS:
         raise ConfigError(f"vocabulary={size}: a tokenizer has 256 to {MAX_SYMBOLS:,} symbols")
-    learner = _with_bytes(_Tokenizer(models.BPE()))
+    learner = with_bytes(_Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=size, min_frequency=2, show_progress=False,
-        initial_alphabet=sorted(_SHOWN), max_token_length=MAX_SYMBOL_BYTES,
+        initial_alphabet=sorted(SHOWN), max_token_length=MAX_SYMBOL_BYTES,
     )  # fmt: skip
     learner.train_from_iterator(texts, trainer)
-    places = {shown: byte for byte, shown in enumerate(_SHOWN)}
+    places = {shown: byte for byte, shown in enumerate(SHOWN)}
     merges = []
     for left, right in json.loads(learner.to_str())["model"]["merges"]:
         merges.append((places[left], places[right]))
@@ -139,9 +139,9 @@ def read_subwords(path: Path) -> Subwords:
     return Subwords(merges)
 
 
-def _with_bytes(tokenizer: _Tokenizer) -> _Tokenizer:
+def with_bytes(tokenizer: _Tokenizer, prefix_space: bool = False) -> _Tokenizer:
     """Words are cut as GPT-2 does (a space belongs to what follows), each spelled in bytes."""
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -153,4 +153,5 @@ def _shown() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-_SHOWN = _shown()
+SHOWN = _shown()
+"""The character that stands for each byte in the library's own vocabularies."""

@@ -138,7 +138,7 @@ def what(subject: Subject, method: Method, target: Kind, index: int) -> str:
         if not 0 <= index < len(labels):
             raise InputError(f"target: there is no {target} {index}; choose 0 to {len(labels) - 1}")
         of = (
-            f"log p of byte {index} ({labels[index]})"
+            f"log p of {subject.run.config.symbol} {index} ({labels[index]})"
             if target == "token"
             else (f"the error of patch {labels[index]}")
         )

@@ -12,7 +12,6 @@ from damcha import figures
 from damcha.analysis.geometry import Geometry, describe
 from damcha.analysis.inspection import ClassAnswer, ImageAnswer, attention_maps
 from damcha.attention import ATTENTIONS
-from damcha.data.text import byte_label
 from damcha.errors import InputError
 from damcha.figures.metric import MetricView
 from damcha.figures.spec import Figure
@@ -91,9 +90,10 @@ def answer(subject: Subject) -> Figure:
         title = "First symbol of the target"
         names = subject.run.labels(np.arange(len(given.next_symbol)))
     else:
-        title, names = "Next byte", tuple(map(byte_label, range(256)))
+        symbol = subject.run.config.symbol
+        title, names = f"Next {symbol}", subject.run.labels(np.arange(len(given.next_symbol)))
         if len(subject.example.labels) >= subject.run.config.data.seq_len:
-            title = "Last byte, from those before it (there is no room for another)"
+            title = f"Last {symbol}, from those before it (there is no room for another)"
     return figures.distribution_figure(given.next_symbol, names, provenance=made, title=title)
 
 
@@ -107,7 +107,7 @@ def surprise(subject: Subject) -> Figure:
     """
     given = subject.inspection.answer
     if isinstance(given, ImageAnswer | ClassAnswer):
-        raise InputError(f"run '{subject.run.name}' does not model text, so no byte surprises it")
+        raise InputError(f"run '{subject.run.name}' does not model text, so no symbol surprises it")
     nats, labels, unit = counted(subject, given.nats)
     made = provenance(subject, "surprise", {})
     return figures.surprise_figure(nats, labels, made, unit=unit)

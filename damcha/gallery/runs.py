@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from damcha import __version__, figures
 from damcha.analysis.runs import Cost, last_results
@@ -11,6 +13,9 @@ from damcha.checkpoint.run import Run
 from damcha.figures.spec import Figure, Provenance
 from damcha.figures.table import Cell, Table
 from damcha.gallery.subject import command
+
+if TYPE_CHECKING:  # its readers are needed by few
+    from damcha.checkpoint.authors import OldMetrics
 
 
 def curves(
@@ -34,6 +39,19 @@ def curves(
         log=log,
         unit=units.pop() if len(units) == 1 else "",
     )
+
+
+def old_metric(old: OldMetrics, layer: int = 0) -> Figure:
+    """M of a layer of a version-1 checkpoint, the same for every input."""
+    made = Provenance(
+        run=old.name,
+        weights_digest=old.digest,
+        settings={"layer": layer},
+        version=__version__,
+        command=f"damcha import {shlex.quote(old.name)} --old-metrics M.npz",
+    )
+    drawn = figures.metric_figure(old.metrics[layer], old.n_heads or 1, "full", made)
+    return replace(drawn, name=f"old-metric-{layer}")
 
 
 def results_table(runs: Sequence[Run], costs: Mapping[str, Cost | None] | None = None) -> Table:

@@ -195,8 +195,7 @@ def counted(subject: Subject, nats: NDArray[Any]) -> tuple[NDArray[Any], tuple[s
     """Surprise [..., n] at the symbols that the loss counts, their labels, and their name."""
     places = np.isfinite(nats.reshape(-1, nats.shape[-1])[0])
     labels = tuple(compress(subject.example.labels, places))
-    unit = "symbol" if subject.run.task == "sequence_to_sequence" else "byte"
-    return nats[..., places], labels, unit
+    return nats[..., places], labels, subject.run.config.symbol
 
 
 # Where the numbers come from ----------------------------------------------------------------------

@@ -75,4 +75,4 @@ def test_damaged_results_are_a_sentence(opened, results):
 def test_a_missing_picture_is_a_sentence(opened, results):
     results("figure8", figures=["figure8"], table=None)
     at = opened("results")
-    assert any(r"Figure8\.png is missing" in one.value for one in at.error)
+    assert any(r"figure8\.png is missing" in one.value for one in at.error)

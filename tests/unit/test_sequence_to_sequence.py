@@ -155,7 +155,11 @@ def test_settings_that_do_not_belong_together():
     with pytest.raises(ConfigError, match="causal: task='sequence_to_sequence' predicts"):
         config(causal=False, context="full", context_stride=1)
     with pytest.raises(ConfigError, match="vocabulary"):
-        config(vocabulary=100_000)
+        config(vocabulary=300_000)
+    with pytest.raises(ConfigError, match="vocabulary: texts of pairs need 256 symbols or more"):
+        config(vocabulary=100)
+    with pytest.raises(ConfigError, match="first_symbol: only a language model has one"):
+        config(first_symbol=0)
 
 
 # The run ------------------------------------------------------------------------------------------

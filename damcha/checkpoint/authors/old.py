@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import re
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from damcha.checkpoint.authors.read import OLD, checked
-from damcha.checkpoint.files import atomic_write
-from damcha.checkpoint.weights import read_pt
+from damcha.checkpoint.files import atomic_write, regular_file
+from damcha.checkpoint.weights import MAX_FILE_BYTES, read_pt
 from damcha.errors import CheckpointError
 
 
@@ -31,6 +32,10 @@ class OldMetrics:
     """None where the file does not tell."""
     why: str
     """Why the model cannot be run, in a sentence."""
+    name: str
+    """Of the file."""
+    digest: str
+    """SHA-256 of the file."""
 
 
 def read_old_metrics(path: str | Path) -> OldMetrics:
@@ -75,7 +80,9 @@ def read_old_metrics(path: str | Path) -> OldMetrics:
     metrics = torch.stack(found)
     if not metrics.isfinite().all():
         raise CheckpointError(f"{file} has a non-finite metric M")
-    return OldMetrics(metrics.numpy(), heads, OLD)
+    with regular_file(path, MAX_FILE_BYTES).open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    return OldMetrics(metrics.numpy(), heads, OLD, file, digest)
 
 
 def _old_metric(generator: Mapping[str, Tensor], options: Any, layer: int) -> Tensor:

@@ -21,7 +21,7 @@ from damcha.checkpoint.files import regular_file
 from damcha.checkpoint.weights import MAX_FILE_BYTES, clean_names, read_pt
 from damcha.config import ModelConfig, RunConfig
 from damcha.errors import CheckpointError, ConfigError
-from damcha.model import ByteLM, Stack
+from damcha.model import Stack
 
 TABLE_AGREES = 4e-6
 """Their table is computed in float32, ours in float64: the gap grows with the position, to 3·10⁻⁶
@@ -46,7 +46,9 @@ class Checkpoint:
     """A sentence for everything that was translated or left out."""
 
 
-def read_checkpoint(path: str | Path, name: str = "imported") -> Checkpoint:
+def read_checkpoint(
+    path: str | Path, name: str = "imported", first_symbol: int | None = None
+) -> Checkpoint:
     """Read one of the authors' ``.pt`` files of format version 2 and translate it.
 
     Parameters
@@ -55,6 +57,9 @@ def read_checkpoint(path: str | Path, name: str = "imported") -> Checkpoint:
         The file.
     name
         What to call the run.
+    first_symbol
+        Of a model of text: the symbol that begins every text of its tokenizer, which is not in the
+        file; by default that of the tokenizer that their code takes for the data set.
 
     Raises
     ------
@@ -76,7 +81,7 @@ def read_checkpoint(path: str | Path, name: str = "imported") -> Checkpoint:
     if type(epoch) is not int or not 1 <= epoch <= 100_000:
         raise CheckpointError(f"{file}: its epoch is {str(epoch)[:40]!r}; they count from 1")
     with _explained(file):
-        data = settings.data(is_text)
+        data = settings.data(_n_symbols(parts, file) if is_text else None, first_symbol)
         length = data.seq_len if is_text else data.n_patches
         kind, table = _positions(settings.get("d_model", int), tensors, length)
         model = settings.model(kind)
@@ -91,7 +96,7 @@ def read_checkpoint(path: str | Path, name: str = "imported") -> Checkpoint:
     state = {f"stack.{key}": value for key, value in stack.items()}
     if model.positions == "learned":
         state["positions.table"] = table
-    state |= _text_ends(parts, config, file) if is_text else _image_ends(parts, config)
+    state |= _text_ends(parts, config) if is_text else _image_ends(parts, config)
     for part in (tensors, *parts.values()):
         part.finish()
     if not is_text:
@@ -118,7 +123,7 @@ def read_checkpoint(path: str | Path, name: str = "imported") -> Checkpoint:
 
 
 def open_stack(path: str | Path) -> Stack:
-    """Open the stack alone, without embedding and head: works for any vocabulary.
+    """Open the stack alone, without embedding and head.
 
     Give it embeddings to which ``damcha.attention.positions.sinusoidal`` was added.
 
@@ -178,22 +183,20 @@ def _image_ends(parts: dict[str, Tensors], config: RunConfig) -> dict[str, Tenso
     return state | {name: value[order] for name, value in last.items()}
 
 
-def _text_ends(parts: dict[str, Tensors], config: RunConfig, file: str) -> dict[str, Tensor]:
-    """Embedding and head of a model whose symbols are bytes and a start symbol, 256."""
-    d, symbols = config.model.d_model, ByteLM.START + 1
+def _n_symbols(parts: dict[str, Tensors], file: str) -> int:
+    """The symbols of a text model's tokenizer: rows of its embedding."""
     found = parts["embedding"].left.get("weight")
-    if found is None or found.dim() != 2 or found.shape[0] != symbols:
-        rows = "no" if found is None or found.dim() != 2 else f"{found.shape[0]:,}"
-        raise CheckpointError(
-            f"{file} has {rows} symbols of a tokenizer that is not in the file, and damcha's text "
-            f"models read bytes ({symbols} symbols), so it cannot be run on text; its stack opens "
-            "with damcha.checkpoint.authors.open_stack"
-        )
-    head = parts["head"].linear("proj", "head", d, symbols)
-    # The start symbol is never predicted here.
+    if found is None or found.dim() != 2:
+        raise CheckpointError(f"{file} has no table of its symbols in its embedding")
+    return found.shape[0]
+
+
+def _text_ends(parts: dict[str, Tensors], config: RunConfig) -> dict[str, Tensor]:
+    """Embedding and head, symbol by symbol."""
+    d, symbols = config.model.d_model, config.data.vocabulary
     return {
         "embed.weight": parts["embedding"].take("weight", symbols, d),
-        **{name: value[: ByteLM.START] for name, value in head.items()},
+        **parts["head"].linear("proj", "head", d, symbols),
     }
 
 

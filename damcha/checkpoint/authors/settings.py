@@ -23,6 +23,13 @@ BASELINES = {
     "colmha": "authors-colmha",
     "moa": "authors-moa",
 }
+FIRST = {
+    "wmt": ("bert-base-multilingual-cased", 101),
+    "cnn_dailymail": ("facebook/bart-base", 0),
+    "commongen": ("facebook/bart-base", 0),
+}
+"""Data set → the tokenizer that their code takes for it, and the symbol that begins its texts
+(data/datasets_nlp.py)."""
 DROPOUT = 0.1
 """A constant of their code."""
 TEXT_LENGTH = 512
@@ -164,10 +171,14 @@ class Settings:
             snapshot_dtype="float32",
         )
 
-    def data(self, is_text: bool) -> DataConfig:
-        """What it was trained on, as far as damcha knows such data."""
-        if is_text:
-            return DataConfig(dataset="text", seq_len=TEXT_LENGTH)
+    def data(self, symbols: int | None, first: int | None = None) -> DataConfig:
+        """What it was trained on, as far as damcha knows such data; texts have `symbols`."""
+        if symbols is not None:
+            if first is None:
+                first = self._first_symbol()
+            return DataConfig(
+                dataset="text", seq_len=TEXT_LENGTH, vocabulary=symbols, first_symbol=first
+            )
         name = self.get("dataset", str)
         if name not in get_args(DatasetName) or name == "text":
             self.notes.append(f"data set {name[:40]!r}: known here as 'image_folder'")
@@ -182,3 +193,18 @@ class Settings:
             patch_size=self.get("patch_size", int),
             n_classes=100 if name == "cifar100" else 10,
         )
+
+    def _first_symbol(self) -> int:
+        name = self.get("dataset", str)
+        if name not in FIRST:
+            raise CheckpointError(
+                f"{self.name}: the file does not tell which symbol begins a text of its data "
+                f"{name[:40]!r}; name its tokenizer.json (--tokenizer FILE) or the symbol "
+                "(--first-symbol N)"
+            )
+        tokenizer, first = FIRST[name]
+        self.notes.append(
+            f"a text begins with symbol {first}, as with the tokenizer {tokenizer} that their code "
+            f"takes for {name}"
+        )
+        return first

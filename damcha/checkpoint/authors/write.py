@@ -14,23 +14,42 @@ import torch
 
 from damcha.checkpoint.authors.read import Checkpoint, read_checkpoint
 from damcha.checkpoint.authors.settings import CODE, DROPOUT
-from damcha.checkpoint.card import UNITS, WHAT
+from damcha.checkpoint.card import unit_of, what_it_does
 from damcha.checkpoint.files import atomic_write
 from damcha.checkpoint.run import Run, open_run
 from damcha.checkpoint.weights import write_weights
 from damcha.config import RunConfig
-from damcha.errors import CheckpointError
+from damcha.data.pieces import from_hugging_face
+from damcha.errors import CheckpointError, InputError
+from damcha.symbols import TOKENIZER
 
 
-def import_run(path: str | Path, out: str | Path) -> Run:
+def import_run(
+    path: str | Path,
+    out: str | Path,
+    tokenizer: str | Path | None = None,
+    first_symbol: int | None = None,
+) -> Run:
     """Turn a ``.pt`` file, or a folder of ``checkpoint_epoch_*.pt``, into a run folder.
 
     The folder appears under its name when it is whole, and has been opened and loaded once.
+
+    Parameters
+    ----------
+    path, out
+        What to read, and the folder to make.
+    tokenizer
+        Of a model of text: the ``tokenizer.json`` of its tokenizer, which is not in the files. The
+        run reads and writes the numbers of its symbols where there is none.
+    first_symbol
+        The symbol that begins every text, where the tokenizer does not tell.
 
     Raises
     ------
     CheckpointError
         As `read_checkpoint`; if `out` exists; if the files of a folder are not of one run.
+    InputError
+        If the tokenizer cannot be read, or is another's.
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
@@ -39,12 +58,16 @@ def import_run(path: str | Path, out: str | Path) -> Run:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", out.name).lstrip("._-")[:100] or "imported"
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    pieces = None
+    if tokenizer is not None:
+        pieces, begin = from_hugging_face(Path(tokenizer))
+        first_symbol = begin if first_symbol is None else first_symbol
     draft.mkdir()
     try:
         first: Checkpoint | None = None
         lines, rows = [], []
         for number, file in files:
-            made = read_checkpoint(file, name)
+            made = read_checkpoint(file, name, first_symbol)
             if number not in (None, made.epoch + 1):
                 raise CheckpointError(
                     f"{file.name} says that it holds epoch {made.epoch + 1}: it was renamed"
@@ -66,8 +89,26 @@ def import_run(path: str | Path, out: str | Path) -> Run:
         )
         config = first.config.model_copy(update={"train": train})
         atomic_write(draft / "config.json", config.to_json())
+        notes = first.notes
+        if pieces is not None:
+            if config.data.first_symbol is None or pieces.size != config.data.vocabulary:
+                raise InputError(
+                    f"{Path(tokenizer or '').name}: a tokenizer of {pieces.size:,} symbols, and "
+                    + (
+                        f"the model has {config.data.vocabulary:,}"
+                        if config.is_text
+                        else "this is no model of text"
+                    )
+                )
+            atomic_write(draft / TOKENIZER, pieces.to_json())
+            notes += (f"its symbols are those of {_quoted(Path(tokenizer or '').name)}",)
+        elif config.is_text:
+            notes += (
+                "the tokenizer is not in the file, so a text is the numbers of its symbols; import "
+                "it with --tokenizer to write words",
+            )
         atomic_write(draft / "metrics.jsonl", "\n".join(lines) + "\n")
-        atomic_write(draft / "README.md", _card(config, rows, first.notes, left))
+        atomic_write(draft / "README.md", _card(config, rows, notes, left))
         open_run(draft).load(device="cpu")
         os.replace(draft, out)
     finally:
@@ -132,11 +173,11 @@ def _card(
     translated = "\n".join(f"- {note}" for note in said)
     return f"""# {config.name}
 
-A transformer that {WHAT[config.task]}, trained with the DAMCHA authors' own code ({CODE}, MIT) and
-imported by `damcha import`. Weights are float32, unchanged but for what is listed below; outputs
-equal theirs to rounding.
+A transformer that {what_it_does(config)}, trained with the DAMCHA authors' own code
+({CODE}, MIT) and imported by `damcha import`. Weights are float32, unchanged but for what is listed
+below; outputs equal theirs to rounding.
 
-Loss, as their files give it, is {UNITS[config.task]}. Epochs count from 0 here and from 1 there.
+Loss, as their files give it, is {unit_of(config)}. Epochs count from 0 here and from 1 there.
 
 | epoch | theirs | validation loss | file | SHA-256 |
 |---|---|---|---|---|

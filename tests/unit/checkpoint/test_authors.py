@@ -9,21 +9,25 @@ import argparse
 import json
 import math
 import os
+import pickle
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear
 
+from damcha import gallery
 from damcha.attention.positions import sinusoidal
 from damcha.checkpoint import authors, open_run, read_header
 from damcha.cli import main
-from damcha.errors import CheckpointError
+from damcha.errors import CheckpointError, InputError
+from damcha.figures.canvas import from_canvas
 from damcha.model import unpatchify
 
 BASE = {
@@ -406,26 +410,185 @@ def test_positions_that_our_own_table_does_not_reach_are_kept_as_they_are(path, 
     assert "the table of positions stored as it was" in run.card
 
 
-@pytest.mark.parametrize("changes", [{}, {"share_mlp": False}, {"use_layer_bias": True}])
-def test_a_text_model_of_bytes_computes_what_theirs_computes(changes, path, tmp_path):
-    theirs = Theirs(symbols=257, dataset="commongen", **changes)
+BASELINE = {"use_M": False, "use_mlp": False, "share_mlp": False}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"share_mlp": False},
+        {"use_layer_bias": True},
+        {"off_diag_mode": "linear_comb"},
+        {"use_mlp": False, "share_mlp": False},
+        BASELINE,
+        {**BASELINE, "baseline": "tha"},
+    ],
+)
+def test_a_text_model_computes_what_theirs_computes(changes, path, tmp_path):
+    theirs = Theirs(symbols=300, dataset="wmt", **changes)
     run = authors.import_run(theirs.save(path), tmp_path / "run")
-    assert run.task == "language_modelling"
-    tokens = torch.tensor([256, *b"a dog runs"])
+    assert run.task == "language_modelling" and run.unit == "nats a symbol"
+    tokens = torch.tensor([101, 7, 299, 256, 0, 31])
     embedding = theirs.parts["embedding"]["weight"].double()
     head = theirs.parts["head"]
     expected = linear(
         theirs.decoder(embedding[tokens]), head["proj.weight"].double(), head["proj.bias"].double()
-    )[:-1, :256]
-    made = run.load(device="cpu")(tokens[None, 1:])[0]
-    torch.testing.assert_close(made.double(), expected, rtol=0, atol=1e-5)
+    )
+    model = run.load(device="cpu")
+    made = model(tokens[None, 1:])[0]
+    torch.testing.assert_close(made.double(), expected[:-1], rtol=0, atol=1e-5)
+    last = model.next_logits(tokens[None, 1:])[0]
+    torch.testing.assert_close(last.double(), expected[-1], rtol=0, atol=1e-5)
 
 
-def test_a_text_model_of_a_tokenizer_is_refused_but_its_stack_opens(path, tmp_path):
+def test_without_a_tokenizer_a_text_is_numbers(path, tmp_path):
+    run = authors.import_run(Theirs(symbols=300, dataset="wmt").save(path), tmp_path / "run")
+    assert "begins with symbol 101, as with the tokenizer bert-base-multilingual-cased" in run.card
+    assert "a text is the numbers of its symbols" in run.card
+    example = run.prepare("7 299, 12")
+    assert example.inputs.tolist() == [[7, 299, 12]]
+    assert example.labels == ("7", "299", "12")
+    subject = gallery.open_subject(run, None, example)
+    assert subject.inspection.answer.continuation.split()[0].isdigit()
+    assert gallery.inspect.answer(subject).title == "Next symbol"
+    for words, message in (
+        ("a dog", "'a' is no symbol: this run has no tokenizer.* 0 to 299, with spaces"),
+        ("7 300", "'300' is no symbol"),
+        ("-1", "'-1' is no symbol"),
+        ("²", "'²' is no symbol"),
+        (",", "finds no symbol in this text"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run.prepare(words)
+    assert run.prepare("7 " * 600).notes == ("Cut to 512 symbols.",)
+    with pytest.raises(InputError, match="was imported, and its data are not known here"):
+        run.evaluation_set(tmp_path)
+
+
+def word_pieces(path, lowercase=False):
+    """A tokenizer.json as the Hugging Face library saves BERT's, with 24 symbols."""
+    words = (
+        "[PAD] [UNK] [CLS] [SEP] a dog run ##s ##ning . ü u A Dog 狗 the cat on ##y mat sat ! b c"
+    )
+    words = words.split()
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({word: k for k, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(words[:4])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def byte_pairs(path, prefix_space=False):
+    """… and as it saves BART's: marks before and after the symbols that spell text."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<s>", "<pad>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(["the dog runs on the mat and the cat runs"] * 5, trainer)
+    tokenizer.add_special_tokens(["<mask>"])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+TEXTS = ["a dog runs.", "The cat — sat on the mat!", "狗 ü Ü  two  spaces", "zebra\x00\ttabs", "🐕"]
+
+
+@pytest.mark.parametrize("make", [word_pieces, byte_pairs])
+@pytest.mark.parametrize("option", [False, True])
+def test_their_tokenizer_spells_as_it_did(make, option, path, tmp_path):
+    reference = make(tmp_path / "tokenizer.json", option)
+    size = reference.get_vocab_size()
+    theirs = Theirs(symbols=size, dataset="elsewhere")
+    run = authors.import_run(
+        theirs.save(path), tmp_path / "run", tokenizer=tmp_path / "tokenizer.json"
+    )
+    first = 2 if make is word_pieces else 0
+    assert (run.config.data.vocabulary, run.config.data.first_symbol) == (size, first)
+    run = open_run(tmp_path / "run")
+    for text in TEXTS:
+        expected = reference.encode(text, add_special_tokens=False).ids
+        assert run.tokenizer.encode(text) == expected
+        assert run.tokenizer.decode(expected) == reference.decode(expected)
+    assert run.tokenizer.decode([first]) == ""
+    labels = run.labels(np.arange(size))
+    assert labels[first] == ("[CLS]" if make is word_pieces else "<s>")
+    assert ("##ning" if make is word_pieces else "␠runs") in labels
+    assert run.load(device="cpu").generate(torch.tensor([[5, 6]]), 2).shape == (1, 4)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(path, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    word_pieces(file)
+    with pytest.raises(InputError, match=r"a tokenizer of 24 symbols, and the model has 300"):
+        authors.import_run(Theirs(symbols=300, dataset="wmt").save(path), tmp_path / "run", file)
+    with pytest.raises(InputError, match="24 symbols, and this is no model of text"):
+        authors.import_run(Theirs().save(path), tmp_path / "run", file)
+    theirs = Theirs(symbols=300, dataset="elsewhere")
+    with pytest.raises(CheckpointError, match=r"which symbol begins .* 'elsewhere'; .*--first-sym"):
+        authors.import_run(theirs.save(path), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="of its own 300 symbols; got first_symbol=300"):
+        authors.import_run(path, tmp_path / "run", first_symbol=300)
+    assert authors.import_run(path, tmp_path / "run", first_symbol=299).config.data.first_symbol
+    content = json.loads(file.read_text())
+    for damage in (
+        {"model": {**content["model"], "type": "Unigram"}},
+        {"model": {**content["model"], "continuing_subword_prefix": "@@"}},
+        {"normalizer": {"type": "Sequence", "normalizers": []}},
+        {"normalizer": None},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}}},
+        {"added_tokens": [{"id": 5, "content": "[CLS]", "special": True}]},
+        {"added_tokens": [{"id": 24, "content": "new", "special": False}]},
+        {"added_tokens": [{"id": 99, "content": "[X]", "special": True}]},
+        {"model": []},
+        {"post_processor": {"type": "TemplateProcessing", "single": []}},
+    ):
+        file.write_text(json.dumps(content | damage))
+        with pytest.raises(InputError, match=r"^tokenizer\.json: "):
+            authors.import_run(path, tmp_path / "other", file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"not a tokenizer\.json of the Hugging Face library"):
+        authors.import_run(path, tmp_path / "other", file)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"kind": "regex"}, "not a tokenizer that damcha wrote"),
+        ({"symbols": ["a", "a"] + [f"w{k}" for k in range(22)]}, "two of its symbols alike"),
+        ({"marks": [24]}, "of 24 symbols uses others than 0 to 23"),
+        ({"unknown": None}, "no symbol for unknown words"),
+        ({"kind": "byte_pairs"}, "lacks some of the 256 bytes"),
+        ({"symbols": ["a"]}, "not a tokenizer that damcha wrote"),
+        ({"extra": 1}, "not a tokenizer that damcha wrote"),
+        ({"symbols": [f"w{k}" for k in range(25)]}, "has 25 symbols, not 24"),
+    ],
+)
+def test_a_damaged_tokenizer_of_a_run_is_refused(damage, message, path, tmp_path):
+    word_pieces(tmp_path / "tokenizer.json")
+    theirs = Theirs(symbols=24, dataset="commongen")
+    run = authors.import_run(theirs.save(path), tmp_path / "run", tmp_path / "tokenizer.json")
+    file = run.path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    with pytest.raises(CheckpointError, match=message):
+        open_run(run.path).load(device="cpu")
+
+
+def test_the_stack_of_a_text_model_opens_alone(path):
     theirs = Theirs(symbols=300, dataset="wmt")
     theirs.save(path)
-    with pytest.raises(CheckpointError, match=r"has 300 symbols of a tokenizer .*open_stack"):
-        authors.import_run(path, tmp_path / "run")
     x = torch.randn(9, 16, generator=torch.Generator().manual_seed(3))
     made = authors.open_stack(path)((x + sinusoidal(9, 16, like=x))[None])[0]
     torch.testing.assert_close(made.double(), theirs.decoder(x.double()), rtol=0, atol=1e-5)
@@ -901,3 +1064,119 @@ def test_the_dashboard_opens_an_imported_run(variant, tmp_path, monkeypatch):
         if page == "inspect":
             shown = {element.proto.component_name for element in at.get("bidi_component")}
             assert any(name.endswith("damcha_figure") for name in shown)
+
+
+@pytest.fixture
+def uploads(tmp_path, monkeypatch):
+    """``uploads(files, **fields)``: the Runs page after these were given there and imported."""
+    runs = tmp_path / "runs"
+    authors.import_run(Theirs().save(tmp_path / "first.pt"), runs / "first")
+    monkeypatch.setenv("DAMCHA_RUNS", str(runs))
+    monkeypatch.setenv("DAMCHA_BOARDS", str(tmp_path / "boards"))
+    dashboard = Path(__file__).resolve().parents[3] / "app" / "dashboard.py"
+
+    def give(files, tokenizer=None, **fields):
+        at = AppTest.from_file(str(dashboard), default_timeout=60)
+        at.switch_page("views/runs.py")
+        at.run()
+        given = [(file.name, file.read_bytes(), "application/octet-stream") for file in files]
+        at.file_uploader(key="import-files").set_value(given)
+        if tokenizer is not None:
+            words = (tokenizer.name, tokenizer.read_bytes(), "application/json")
+            at.file_uploader(key="import-tokenizer").set_value(words)
+        for name, value in fields.items():
+            at.text_input(key=name).set_value(value)
+        at.run()
+        next(button for button in at.button if button.label == "Import").click()
+        at.run()
+        assert not at.exception
+        return at
+
+    return give
+
+
+def said(at):
+    return "\n".join(one.value for one in (*at.error, *at.success, *at.info)).replace("\\", "")
+
+
+def test_the_dashboard_takes_a_checkpoint(uploads, tmp_path):
+    theirs = Theirs(share_mlp=False)
+    at = uploads([theirs.save(tmp_path / "unshared_depth3.pt")])
+    assert "unshared_depth3 is among the runs." in said(at) and not at.error
+    assert any("patches reordered" in code.value for code in at.code)
+    next(button for button in at.button if button.label == "Open it").click()
+    at.run()
+    assert at.selectbox(key="run").value == "unshared_depth3"
+    pixels = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    made = open_run(tmp_path / "runs" / "unshared_depth3").load(device="cpu")(pixels)
+    again = authors.import_run(tmp_path / "unshared_depth3.pt", tmp_path / "again")
+    assert torch.equal(made, again.load(device="cpu")(pixels))
+
+
+def test_the_dashboard_takes_all_epochs_of_a_run(uploads, folder, tmp_path):
+    files = [folder / f"checkpoint_epoch_{n}.pt" for n in (10, 2, 9)]
+    at = uploads(files, import_name="mine")
+    assert "mine is among the runs." in said(at)
+    assert open_run(tmp_path / "runs" / "mine").epochs == (1, 8, 9)
+    (tmp_path / "b.pt").write_bytes(files[0].read_bytes())
+    at = uploads([files[0], tmp_path / "b.pt"], import_name="other")
+    assert "'b.pt': several files are epochs of one run" in said(at)
+    at = uploads([files[0], files[0]], import_name="other")
+    assert "'checkpoint_epoch_10.pt' is there twice" in said(at)
+
+
+def test_the_dashboard_takes_a_model_of_text_with_its_tokenizer(uploads, tmp_path):
+    word_pieces(tmp_path / "tokenizer.json")
+    path = Theirs(symbols=24, dataset="elsewhere").save(tmp_path / "text.pt")
+    at = uploads([path])
+    assert "does not tell which symbol begins a text" in said(at)
+    assert not (tmp_path / "runs" / "text").exists()
+    at = uploads([path], tmp_path / "tokenizer.json")
+    assert "text is among the runs." in said(at)
+    at = uploads([path], import_name="numbers", import_first="2")
+    next(button for button in at.button if button.label == "Open it").click()
+    at.run()
+    at.switch_page("views/inspect.py")
+    at.run()
+    assert at.text_area(key="text").placeholder == "Numbers of symbols, such as 5 17 8"
+    at.text_area(key="text").set_value("4 5 6").run()
+    assert not at.error and not at.exception
+    at.text_area(key="text").set_value("a dog").run()
+    assert "'a' is no symbol: this run has no tokenizer" in said(at)
+    assert "is no number of a symbol" in said(uploads([path], import_name="x", import_first="-2"))
+
+
+def test_the_dashboard_shows_the_metric_of_a_version_1_file(uploads, tmp_path):
+    content, expected = old_content()
+    torch.save(content, tmp_path / "old.pt")
+    at = uploads([tmp_path / "old.pt"])
+    assert "This is a version-1 checkpoint" in said(at) and not at.error
+    for layer in (0, 1):
+        at.button_group(key="old_layer").set_value(layer).run()
+        element = next(one for one in at.get("bidi_component") if one.key == "old-metric")
+        _, values = from_canvas(element.proto.bytes)
+        np.testing.assert_allclose(values[0][-1], expected[layer].numpy(), atol=1e-5)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"no checkpoint", "x", "x.pt is not a whole torch.save archive"),
+        (pickle.dumps(os.system), "x", "x.pt is not a whole torch.save archive"),
+        (b"", "x", "x.pt is not a whole torch.save archive"),
+        (None, "first", "There is a run 'first' already; choose another name"),
+        (None, "../up", "'../up' cannot name a run"),
+        (None, ".hidden", "'.hidden' cannot name a run"),
+    ],
+)
+def test_the_dashboard_refuses_in_a_sentence(content, name, message, uploads, tmp_path):
+    path = tmp_path / "x.pt"
+    if content is None:
+        Theirs().save(path)
+    else:
+        path.write_bytes(content)
+    at = uploads([path], import_name=name)
+    assert len(at.error) == 1 and message in said(at)
+    assert "fault of this program" not in said(at)
+    assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"first"}

@@ -38,7 +38,7 @@ def test_few_texts_give_fewer_symbols():
     assert train_subwords(["ab ab"], 5000).size < 260
     assert train_subwords([], 300).size == 256
     for size in (255, subwords.MAX_SYMBOLS + 1):
-        with pytest.raises(ConfigError, match=f"vocabulary={size}: a tokenizer has 256 to 65,536"):
+        with pytest.raises(ConfigError, match=f"vocabulary={size}: a tokenizer has 256 to 262,144"):
             train_subwords(TEXTS, size)
 
 
