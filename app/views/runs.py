@@ -29,13 +29,13 @@ def page() -> None:
     )
     s.runs_chosen = tuple(chosen)
     runs = [found[name] for name in chosen]
+    add(found)
     if runs:
         show(runs)
     else:
         st.caption("Choose runs to see how they trained.")
     for folder, reason in broken:
         st.caption(f"**{widgets.plain(folder)}** cannot be opened: {widgets.plain(reason)}")
-    add(found)
 
 
 def show(runs: list[Run]) -> None:
@@ -130,7 +130,8 @@ def old_metrics() -> None:
     """Show M of a version-1 checkpoint, whose model cannot be run."""
     s = session()
     old = s.old_metrics
-    st.info(widgets.plain(old.why[0].upper() + old.why[1:]), icon=":material/info:")
+    why = f"{old.why[0].upper()}{old.why[1:]}. Its M is the same for every input:"
+    st.info(widgets.plain(why), icon=":material/info:")
     layers = range(len(old.metrics))
     if len(layers) > 1:
         st.segmented_control("Layer", layers, key=state.bind("old_layer", layers))

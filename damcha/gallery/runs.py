@@ -51,7 +51,12 @@ def old_metric(old: OldMetrics, layer: int = 0) -> Figure:
         command=f"damcha import {shlex.quote(old.name)} --old-metrics M.npz",
     )
     drawn = figures.metric_figure(old.metrics[layer], old.n_heads or 1, "full", made)
-    return replace(drawn, name=f"old-metric-{layer}")
+    return replace(
+        drawn,
+        name=f"old-metric-{layer}",
+        title=f"M of layer {layer}",
+        caption=f"M of layer {layer}, the same for every input. {drawn.caption}",
+    )
 
 
 def results_table(runs: Sequence[Run], costs: Mapping[str, Cost | None] | None = None) -> Table:

@@ -210,7 +210,10 @@ def open_file(path: str | Path) -> tuple[dict[str, Any], str]:
         )
     version = content.get("format_version")
     if version is None and "model_state_dict" in content:
-        raise CheckpointError(f"{file}: {OLD}")
+        raise CheckpointError(
+            f"{file}: {OLD}; its M can still be shown (--old-metrics FILE.npz, or "
+            "damcha.checkpoint.authors.read_old_metrics)"
+        )
     if version != 2 or type(version) is not int:
         inside = ", ".join(repr(key)[:40] for key in list(content)[:6]) or "nothing"
         raise CheckpointError(
@@ -222,8 +225,7 @@ def open_file(path: str | Path) -> tuple[dict[str, Any], str]:
 
 OLD = (
     "this is a version-1 checkpoint: it lacks the head and the embedding, and made M from a "
-    "learned constant, so it cannot be run; its M can still be shown "
-    "(--old-metrics FILE.npz, or damcha.checkpoint.authors.read_old_metrics)"
+    "learned constant, so it cannot be run"
 )
 
 
