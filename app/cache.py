@@ -164,12 +164,9 @@ def evaluation_root(run: Run) -> Path | None:
     return None
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _evaluation_set(data: str, root: str, n: int, stamp: Stamp) -> EvaluationSet:
-    from damcha.config import DataConfig
-    from damcha.data.evaluation import evaluation_set
-
-    return evaluation_set(DataConfig.model_validate_json(data), root, n)
+@st.cache_resource(max_entries=8, show_spinner=False, hash_funcs=_HASHES)
+def _evaluation_set(run: Run, root: str, n: int, stamp: Stamp) -> EvaluationSet:
+    return run.evaluation_set(root, n)
 
 
 def evaluation_set(run: Run, n: int) -> EvaluationSet:
@@ -183,7 +180,7 @@ def evaluation_set(run: Run, n: int) -> EvaluationSet:
     root = evaluation_root(run)
     if root is None:
         return run.evaluation_set(n=n)  # says what is missing
-    return _evaluation_set(run.config.data.model_dump_json(), str(root), n, _stamp(root.parent))
+    return _evaluation_set(run, str(root), n, _stamp(root.parent))
 
 
 def snapshot(run: Run, epoch: int, device: str) -> Snapshot:

@@ -232,11 +232,13 @@ def assign(name: str, value: Any) -> None:
     st.session_state[name] = value
 
 
-def open_input(name: str, content: bytes, is_text: bool) -> None:
-    """Make an input the current one, as if the user had given it."""
+def open_input(name: str, content: bytes, is_text: bool, target: bytes | None = None) -> None:
+    """Make an input the current one, as if the user had given it; a pair has a target."""
     s = session()
     if is_text:
         assign("text", content.decode("utf-8", "replace"))
+        if target is not None:
+            assign("target", target.decode("utf-8", "replace"))
         assign("text_input", "text")
     else:
         s.upload = Given.of("upload", name, content)

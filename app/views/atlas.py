@@ -13,6 +13,7 @@ from app import cache, state, widgets
 from app.state import session
 from damcha.analysis.atlas import FEATURES, MAPS, STATISTICS, Atlas, nearest, project, survey
 from damcha.data.evaluation import EvaluationSet
+from damcha.data.pairs import PairExamples
 from damcha.errors import InputError
 from damcha.figures.style import number
 from damcha.gallery import Snapshot, Subject, atlas, unfit
@@ -132,7 +133,8 @@ def chart(
             format_func=MAPS.__getitem__,
         )
     with columns[2]:
-        colours = ["label" if found.labels is not None else "part", *STATISTICS]
+        groups = ["label"] * (found.labels is not None) + ["part"] * bool(data.parts)
+        colours = [*groups, *STATISTICS]
         st.selectbox(
             "Colour",
             colours,
@@ -176,7 +178,10 @@ def take(data: EvaluationSet, k: int) -> None:
     Only a callback may: it runs before the sidebar's widgets, which it sets, are drawn.
     """
     content, is_text = original(data, k)
-    state.open_input(f"held-out {data.places[k]}.png", content, is_text)
+    target = None
+    if isinstance(data.data, PairExamples):
+        content, _, target = content.partition(b"\t")
+    state.open_input(f"held-out {data.places[k]}.png", content, is_text, target)
     session().atlas_open = True
 
 

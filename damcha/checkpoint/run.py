@@ -31,7 +31,7 @@ from damcha.checkpoint.weights import (
 from damcha.config import RunConfig
 from damcha.data import images, text
 from damcha.data.datasets import Split
-from damcha.data.evaluation import EvaluationSet, evaluation_set
+from damcha.data.evaluation import EvaluationSet, check_known, evaluation_set
 from damcha.data.pairs import one_pair, symbol_labels
 from damcha.errors import CheckpointError, ConfigError, DamchaError, InputError
 from damcha.model import ByteLM, TaskModel, build_model
@@ -285,6 +285,7 @@ class Run:
             If the data are not there, or damaged.
         """
         data = self.config.data
+        check_known(data)
         if root is None:
             root = self.data_folder
             if not root.is_dir():
@@ -292,11 +293,6 @@ class Run:
                     f"run '{self.name}' has no held-out data at {DATA}/{data.dataset} beside it; "
                     "name the folder of its data"
                 )
-        if data.first_symbol is not None:
-            raise InputError(
-                f"run '{self.name}' was imported, and its data are not known here; it can be "
-                "shown what you write, but not evaluated on a set"
-            )
         tokenizer = self.tokenizer if self.task == "sequence_to_sequence" else None
         return evaluation_set(data, root, n, split, tokenizer)
 

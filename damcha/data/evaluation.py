@@ -23,6 +23,21 @@ Examples = ImageData | TextData | PairExamples
 """One part of a data set, as a task takes it."""
 
 
+def check_known(config: DataConfig) -> None:
+    """Refuse the data of an imported model of text, whose tokenizer cut nobody knows what.
+
+    Raises
+    ------
+    InputError
+        If it is one.
+    """
+    if config.first_symbol is not None:
+        raise InputError(
+            "this run was imported, and the texts that its tokenizer cut are not known here; it "
+            "can be shown what you write, but not evaluated on a set"
+        )
+
+
 def load_examples(
     config: DataConfig, root: str | Path, split: Split, tokenizer: Tokenizer | None = None
 ) -> Examples:
@@ -33,6 +48,7 @@ def load_examples(
     InputError
         As :func:`load_dataset` and :func:`load_pairs`.
     """
+    check_known(config)
     if tokenizer is None:
         return load_dataset(config, root, split)
     return PairExamples(load_pairs(config, root, split), tokenizer, config.seq_len)

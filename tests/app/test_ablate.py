@@ -1,7 +1,11 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from damcha import gallery, open_run
+from damcha.analysis import evaluation
 
 
 @pytest.fixture
@@ -50,3 +54,28 @@ def test_other_runs(opened, run):
 
 def test_without_a_metric(opened):
     assert "share no cross-head metric" in opened("ablate", run="moa").info[0].value
+
+
+def test_pairs_are_evaluated_as_pairs(opened, tiny_runs, monkeypatch):
+    shipped = Path(__file__).resolve().parents[2] / "checkpoints"
+    at = opened("ablate", run="pairs", ablate_part="set", text="ab", target="cd")
+    monkeypatch.setenv("DAMCHA_RUNS", f"{tiny_runs}{os.pathsep}{shipped}")
+    at.run()
+    assert any("512 inputs of concepts, test: 512 of" in said(one) for one in at.caption)
+    next(button for button in at.button if button.label == "Evaluate").click()
+    at.run()
+    assert not at.exception and not at.error
+    run = open_run(tiny_runs / "pairs")
+    data = run.evaluation_set(shipped / "data" / "concepts", 512)
+    *_, scores = evaluation.scores(run.load(device="cpu"), data)
+    (row,) = (
+        line
+        for one in at.markdown
+        for line in one.value.splitlines()
+        if line.startswith("| Full |")
+    )
+    assert f"{scores['nll'].mean():.4f}" in row
+
+
+def said(element):
+    return element.value.replace("\\", "")

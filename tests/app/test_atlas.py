@@ -121,3 +121,19 @@ def test_a_static_run_gives_a_sentence(shipped, charts, part):
 def test_the_moments_of_a_static_run(shipped, charts):
     drawn = charts(shipped("moments", run="fashion-static"))["moments"]
     assert drawn[0].shape == (64, 64)
+
+
+def test_pairs_are_surveyed_as_pairs_and_open_as_source_and_target(shipped):
+    at = shipped(run="write-damcha", epoch="49")
+    assert not at.error
+    run = open_run(SHIPPED / "write-damcha")
+    data = run.evaluation_set(n=500)
+    survey_ = finished(survey(run.load(49, "cpu"), data))
+    assert f"**{survey_.adaptivity:.3g}" in next(
+        one.value for one in at.markdown if "Adaptivity" in one.value
+    )
+    at = shipped("neighbours", run="write-damcha", epoch="49")
+    next(button for button in at.button if button.label == "Open in Inspect").click().run()
+    assert not at.exception and not at.error
+    pair = f"{at.session_state['text']}\t{at.session_state['target']}".encode()
+    assert pair in [data.original(k) for k in range(len(data))]
