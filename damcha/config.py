@@ -116,7 +116,8 @@ class MetricConfig(_Config):
     channels, and q is multiplied by a learned gain per layer and channel, which starts at 1."""
     metric_init: Literal["identity", "random"] = "identity"
     """``identity``: training starts at M ≈ I plus a small input-dependent part.
-    ``random``: PyTorch's default initialisation of the last layer, as the authors do."""
+    ``random``: PyTorch's default initialisation of the last layer, as the authors do; a static
+    constant starts as that layer's bias."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

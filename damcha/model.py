@@ -521,6 +521,18 @@ class PairLM(ByteLM):
         written = separator.cumsum(1) > 0
         return written & ~separator & (inputs != self.marks.pad)
 
+    def score(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Mean negative log-likelihood of a symbol of the target, in nats.
+
+        Raises
+        ------
+        InputError
+            If a row has no SEPARATOR: it is no pair, and its loss would be 0.
+        """
+        if not bool((inputs == self.marks.separator).any(1).all()):
+            raise InputError("these symbols are no pairs: a row has no mark after its source")
+        return super().score(inputs, targets)
+
     def prompt_length(self, inputs: Int[Tensor, "batch length"]) -> int:
         """Symbols of the first example's source and its SEPARATOR; all where there is none."""
         found = (inputs[0] == self.marks.separator).nonzero()

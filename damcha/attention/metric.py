@@ -152,7 +152,8 @@ class CrossHeadMetric(nn.Module):
     mixing P, gain of queries    P = I; gain = 1
     ============================ ==================================================================
 
-    ``metric_init="random"`` leaves the output layer at PyTorch's default, as the authors do.
+    ``metric_init="random"`` leaves the output layer at PyTorch's default, as the authors do; a
+    static constant then starts as the bias of that layer would, uniform in ±1/√w.
     """
 
     def __init__(
@@ -212,7 +213,10 @@ class CrossHeadMetric(nn.Module):
         """Initialise by the table in the class docstring."""
         config, d = self.config, self.d_model
         start = self.constant if config.generator == "static" else self.output.bias
-        if config.generator == "static" or config.metric_init == "identity":
+        if config.generator == "static" and config.metric_init == "random":
+            bound = (config.hidden_dims or (d,))[-1] ** -0.5
+            nn.init.uniform_(start, -bound, bound)
+        elif config.metric_init == "identity":
             if config.constraint in ("psd", "low_rank"):
                 factor = torch.randn(d, config.rank or 0) * (config.rank or 1) ** -0.25
                 factors = factor if config.constraint == "psd" else torch.stack((factor, factor))

@@ -53,6 +53,11 @@ MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
 MIXING: dict[str, Any] = {
     "mixing": "layer", "off_diagonal": "linear_combination", "hidden_dims": (32, 8),
 }  # fmt: skip
+DECAYS = (0.5, 0.9, 0.98)
+BEST: dict[str, Any] = {
+    "mixing": "layer", "aggregation": "bilinear", "metric_init": "random", "hidden_dims": (32, 4),
+}  # fmt: skip
+"""What came nearest to MHA."""
 FINAL: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("damcha", {}),
     "MHA": ("mha", {"attention": "mha"}),
@@ -60,6 +65,8 @@ FINAL: dict[str, tuple[str, dict[str, Any]]] = {
     "2 heads": ("2", {"n_heads": 2, "hidden_dims": (32, 8)}),
     "mixing": ("mixing", MIXING),
     "mixing, bilinear": ("mixing-bilinear", {**MIXING, "aggregation": "bilinear"}),
+    "mixing, bilinear, free, random start": ("best", BEST),
+    "…, w/o f(x)": ("best-static", {**BEST, **STATIC}),
 }
 """What the study of text trains to the end: label → (word in names, settings). f_θ is narrowed so
 that the weights are as many as MHA's (within 5 %); the paper's form has 45 % more."""
@@ -73,6 +80,29 @@ SCREENED: dict[str, tuple[str, dict[str, Any]]] = {
     "normed queries": ("norm", {"query_norm": "rms"}),
     "random start": ("random", {"metric_init": "random"}),
     "f_θ learns at 1/8": ("slow", {"generator_lr": 0.125}),
+    "groups of 2 layers": ("groups", {"sharing": "groups", "group_layers": 2}),
+    "decays": ("decays", {"context_decays": DECAYS}),
+    "first tokens": ("first", {"context_first": 4}),
+    "mixing, bilinear, groups": (
+        "mixing-bilinear-groups",
+        {**MIXING, "aggregation": "bilinear", "sharing": "groups", "group_layers": 2},
+    ),
+    "mixing, bilinear, unshared": (
+        "mixing-bilinear-unshared",
+        {**MIXING, "aggregation": "bilinear", "sharing": "none"},
+    ),
+    "mixing, bilinear, decays": (
+        "mixing-bilinear-decays",
+        {**MIXING, "aggregation": "bilinear", "context_decays": DECAYS},
+    ),
+    "mixing, bilinear, first tokens": (
+        "mixing-bilinear-first",
+        {**MIXING, "aggregation": "bilinear", "context_first": 4},
+    ),
+    "mixing, bilinear, free": (
+        "mixing-bilinear-free",
+        {**BEST, "metric_init": "identity"},
+    ),
 }
 """What it tries before, with a fifth of the steps."""
 GENERATORS = ("DAMCHA", "DAMCHA, unshared", "DAMCHA, w/o f(x)")

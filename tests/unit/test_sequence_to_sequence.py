@@ -130,6 +130,12 @@ def test_answers_are_those_of_the_full_forward(task_model, variant, batch):
         assert set(found.tolist()[len(expected) :]) <= {PAD}
 
 
+def test_rows_that_are_no_pairs_have_no_loss(task_model):
+    model = task_model(TASK)
+    with pytest.raises(InputError, match="these symbols are no pairs"):
+        model.score(torch.tensor([[65, SEPARATOR, 66], [65, 66, 67]]), torch.zeros(2))
+
+
 def test_what_cannot_be_answered(task_model):
     model, prompt = task_model(TASK), row(65, SEPARATOR)
     for beams in (0, 65):

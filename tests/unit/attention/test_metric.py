@@ -54,6 +54,12 @@ class TestStart:
         one, two = (metric(torch.randn(1, 5, D)).head_metrics for _ in "ab")
         assert not torch.allclose(one, two)
 
+    def test_a_random_constant_starts_as_the_bias_of_the_last_layer(self):
+        constant = build(generator="static", metric_init="random").constant
+        bound = 8**-0.5
+        assert constant.abs().max() <= bound
+        assert abs(constant.mean()) < 0.1 * bound and abs(constant.std() - bound / 3**0.5) < 0.02
+
     def test_random_start_is_pytorchs_own(self):
         metric = build(metric_init="random")
         bound = 8**-0.5

@@ -462,7 +462,7 @@ def test_without_a_tokenizer_a_text_is_numbers(path, tmp_path):
         with pytest.raises(InputError, match=message):
             run.prepare(words)
     assert run.prepare("7 " * 600).notes == ("Cut to 512 symbols.",)
-    with pytest.raises(InputError, match="was imported, and its data are not known here"):
+    with pytest.raises(InputError, match="this run was imported, and the texts that"):
         run.evaluation_set(tmp_path)
 
 
