@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MOST_MEGABYTES = 2000
 """Of one uploaded file; a checkpoint holds its optimiser's state, too."""
 MOST_FILES = 200
+SPARED_BYTES = 2_000_000_000
+"""Of the disk, which an import leaves free."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -44,8 +47,6 @@ def take(
     InputError
         If the name or the files' names cannot be used, or the tokenizer does not fit.
     """
-    from damcha.checkpoint import authors
-
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name[:40]!r} cannot name a run; use letters, digits, '.', '_' and '-', a letter or "
@@ -56,29 +57,45 @@ def take(
     out = folder() / name
     if out.exists():
         raise InputError(f"there is a run '{name}' already; choose another name")
-    with tempfile.TemporaryDirectory(prefix="damcha-") as place:
-        paths = [_written(file, Path(place, "files")) for file in files]
-        if len(files) > 1:
-            for path in paths:
-                if not re.fullmatch(r"checkpoint_epoch_\d{1,6}\.pt", path.name):
-                    raise InputError(
-                        f"{path.name!r}: several files are epochs of one run, and then each is "
-                        "called checkpoint_epoch_N.pt, as their code does"
-                    )
-        words = None if tokenizer is None else _written(tokenizer, Path(place, "tokenizer"))
-        path = paths[0] if len(paths) == 1 else paths[0].parent
-        try:
-            return authors.import_run(path, out, words, first_symbol)
-        except CheckpointError:
-            try:
-                return authors.read_old_metrics(path)
-            except (CheckpointError, OSError):
-                pass
-            raise
-        except OSError as error:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        room = min(shutil.disk_usage(place).free for place in (out.parent, tempfile.gettempdir()))
+        if 2 * sum(file.size for file in files) > room - SPARED_BYTES:
+            raise InputError("the server's disk is nearly full; ask who runs it to make room")
+        with tempfile.TemporaryDirectory(prefix="damcha-") as place:
+            return _imported(Path(place), files, out, tokenizer, first_symbol)
+    except OSError as error:
+        raise InputError(
+            f"the run cannot be written on this server ({error.strerror or error})"
+        ) from None
+
+
+def _imported(
+    place: Path,
+    files: Sequence[UploadedFile],
+    out: Path,
+    tokenizer: UploadedFile | None,
+    first_symbol: int | None,
+) -> Run | OldMetrics:
+    from damcha.checkpoint import authors
+
+    paths = [_written(file, place / "files") for file in files]
+    for path in paths:
+        if len(paths) > 1 and not re.fullmatch(r"checkpoint_epoch_\d{1,6}\.pt", path.name):
             raise InputError(
-                f"the run cannot be written on this server ({error.strerror or error})"
-            ) from None
+                f"{path.name!r}: several files are epochs of one run, and then each is called "
+                "checkpoint_epoch_N.pt, as their code does"
+            )
+    words = None if tokenizer is None else _written(tokenizer, place / "tokenizer")
+    path = paths[0] if len(paths) == 1 else paths[0].parent
+    try:
+        return authors.import_run(path, out, words, first_symbol)
+    except CheckpointError:
+        try:
+            return authors.read_old_metrics(path)
+        except (CheckpointError, OSError):
+            pass
+        raise
 
 
 def _written(file: UploadedFile, place: Path) -> Path:

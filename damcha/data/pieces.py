@@ -158,7 +158,7 @@ def from_hugging_face(path: Path) -> tuple[Pieces, int | None]:
         found = json.loads(_read(path))
         pieces = Pieces(_lists(found))
         first = _first(found.get("post_processor"), found["model"]["vocab"])
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError):
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
         # A ValidationError is a ValueError.
         raise InputError(
             f"{path.name}: not a tokenizer.json of the Hugging Face library with {_FORMS}"

@@ -553,6 +553,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(path, tmp_path):
         {"added_tokens": [{"id": 99, "content": "[X]", "special": True}]},
         {"model": []},
         {"post_processor": {"type": "TemplateProcessing", "single": []}},
+        {"post_processor": {"type": "BertProcessing", "cls": ["[CLS]", float("inf")]}},
     ):
         file.write_text(json.dumps(content | damage))
         with pytest.raises(InputError, match=r"^tokenizer\.json: "):
@@ -1179,4 +1180,11 @@ def test_the_dashboard_refuses_in_a_sentence(content, name, message, uploads, tm
     at = uploads([path], import_name=name)
     assert len(at.error) == 1 and message in said(at)
     assert "fault of this program" not in said(at)
+    assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"first"}
+
+
+def test_the_dashboard_leaves_the_disk_some_room(uploads, tmp_path, monkeypatch):
+    path = Theirs().save(tmp_path / "x.pt")
+    monkeypatch.setattr("app.imports.SPARED_BYTES", 1 << 60)
+    assert "disk is nearly full" in said(uploads([path]))
     assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"first"}
